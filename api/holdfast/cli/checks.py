@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.common import Options
+from holdfast.cli.own_servers import choice_of, own_servers
 from holdfast.client import address, config
 from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import HoldfastError, ServerError, ServerUnreachable, Unauthorized
-from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service import extras
 from holdfast_service.diagnosis.grades import Grade
 from holdfast_workers.byte_sizes import size_of
@@ -260,27 +260,11 @@ def _server(options: Options, data_dir: Path | None) -> Iterator[CheckResult]:
 def _other_servers(options: Options, data_dir: Path | None) -> Iterator[CheckResult]:
     """The servers of this user on this machine that commands do not find."""
     found = address.find(options.address, context=options.context, data_dir=data_dir).address
-    for server in _own_servers():
+    for server in own_servers():
         if address.normal(server.address) != found:
             seen = f"one of yours runs at {server.address}, with data in {server.data_dir}"
-            advice = f"for its jobs: export {address.DATA_DIR_VARIABLE}={server.data_dir}"
+            advice = f"for its jobs: {choice_of(server.data_dir)}"
             yield CheckResult("server", Grade.GOOD, seen, advice)
-
-
-def _own_servers() -> list[ServerFile]:
-    """The servers of this user on this machine, by the files that they keep open."""
-    found: dict[int, ServerFile] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            mine = process.stat().st_uid == os.getuid()
-            if not mine or b"\0serve\0" not in (process / "cmdline").read_bytes():
-                continue
-            for folder in {link.readlink().parent for link in (process / "fd").iterdir()}:
-                with contextlib.suppress(OSError, ValueError):
-                    server = ServerFile.model_validate_json((folder / SERVER_FILE).read_text())
-                    if server.pid == int(process.name):
-                        found[server.pid] = server
-    return list(found.values())
 
 
 def _port(port: int, options: Options, data_dir: Path | None) -> Iterator[CheckResult]:

@@ -41,7 +41,8 @@ def incidents(
 ) -> ExitCode:
     """List a job's incidents: the losses, the decision and the duration of each."""
     with options.connect() as client:
-        found = client.incidents(client.find(job_word))
+        job_id = client.find(job_word)
+        found = client.incidents(job_id)
     if number is not None:
         found = [incident for incident in found if incident.number == number]
         if not found:
@@ -51,7 +52,8 @@ def incidents(
     if not found:
         output.progress("no incidents")
     elif number is not None:
-        for line in incident_lines(found[0], alternatives=alternatives):
+        (short_id,) = output.ids([job_id])
+        for line in incident_lines(found[0], job=short_id, alternatives=alternatives):
             output.console().print(output.fold(line, INCIDENT_INDENT))
     else:
         output.table(COLUMNS, [_row(incident) for incident in found], whole=options.wide)

@@ -130,7 +130,7 @@ def build() -> App:
 def run(arguments: list[str]) -> int:
     """Run a command line; returns its exit code."""
     from holdfast.cli.exit_codes import ExitCode, of_error  # late: `--help` does not need it
-    from holdfast.errors import HoldfastError
+    from holdfast.errors import HoldfastError, ServerUnreachable
 
     try:
         result = build()(arguments, exit_on_error=False, print_error=True)
@@ -140,6 +140,10 @@ def run(arguments: list[str]) -> int:
         from holdfast.cli.printing import output
 
         output.print_error(error)
+        if isinstance(error, ServerUnreachable):
+            from holdfast.cli import own_servers
+
+            output.progress(*own_servers.others_lines())
         return of_error(error)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

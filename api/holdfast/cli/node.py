@@ -21,6 +21,7 @@ COLUMNS = (
     Column("NODE"),
     Column("HOST", least=9),
     Column("STATE"),
+    Column("ROLE", drop=2),
     Column("CPUS", right=True),
     Column("GPUS", right=True),
     Column("JOBS", right=True),
@@ -56,8 +57,12 @@ def describe(name: NodeName, /, *, options: Options = OPTIONS) -> ExitCode:
     out.print(f"at {node.host}, {node.cpus:g} CPUs, {node.gpus:g} GPUs; ", end="")
     seen = "present" if node.there else f"seen {output.ago(node.last_seen)}"
     out.print(f"{seen}, first {output.ago(node.first_seen)}")
+    if node.head:
+        out.print("the head of the cluster runs here")
     for job in node.jobs:
         out.print(f"job: {job}")
+    for job in node.standby_of:
+        out.print(f"standby of job: {job}")
     for device, speed in node.memory_gb_per_s.items():
         out.print(f"memory of {device}: {speed:g} GB/s")
     for finding in node.findings:
@@ -112,6 +117,7 @@ def _row(node: NodeView, shorten: output.Shortener) -> list[str | Text]:
         shorten(node.id),
         node.host,
         _state(node),
+        _role(node),
         f"{node.cpus:g}",
         f"{node.gpus:g}",
         str(len(node.jobs)),
@@ -123,6 +129,12 @@ def _row(node: NodeView, shorten: output.Shortener) -> list[str | Text]:
 
 def _state(node: NodeView) -> Text:
     return Text(node.state.value, style=STYLES.get(node.state, ""))
+
+
+def _role(node: NodeView) -> str:
+    """What it does beside running ranks."""
+    standby = "standby" if node.standby_of and not node.jobs else ""
+    return ", ".join(filter(None, ("head" if node.head else "", standby)))
 
 
 def _reason(node: NodeView) -> str:

@@ -16,8 +16,15 @@ from tests.support.waiting import DEADLINE_S, eventually
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
-from holdfast.cli.printing.describe import goodput_lines, guard_lines
+from holdfast.cli.printing.describe import (
+    command_line,
+    goodput_lines,
+    guard_lines,
+    protection_lines,
+)
 from holdfast_service.job_model.supervisor_protocol import Capacity, EventKind
+from holdfast_service.placement.durability import protection
+from holdfast_service.placement.replica_placement import Site, place_partners
 from holdfast_service.policy.decision_ladder import Budget
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.jobs import GuardsView, TripView
@@ -65,10 +72,37 @@ def test_describe_shows_the_time_of_each_kind() -> None:
     )
     first, second = (line.plain for line in goodput_lines(account))
     assert first.startswith("Goodput 0.900, effective training time 0.900 of ")
-    assert first.endswith("; 20.0 of 400.0 device-seconds lost to faults")
+    assert first.endswith("; 20 of 400 device-seconds lost to faults")
     assert second == "  productive 90.0 s, starting 5.0 s, recovery.fence 5.0 s"
     unknown = account.model_copy(update={"goodput": None, "effective_training_time_ratio": None})
     assert list(goodput_lines(unknown)) == []
+
+
+def test_what_a_program_runs_is_shown_as_a_shell_takes_it() -> None:
+    assert command_line(["train.py", "--name", "two words"]) == "train.py --name 'two words'"
+    assert command_line("train:main") == "train:main"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"), [(1, "on the node of each rank only"), (2, "1 copy on")]
+)
+def test_the_memory_line_says_where_the_copies_are(nodes: int, words: str) -> None:
+    seats = {rank: f"n{rank % nodes}" for rank in range(2)}
+    sites = [Site(f"n{node}", f"host {node}") for node in range(nodes)]
+    kept = protection(place_partners({"dp_shard": 2}, seats, sites, copies=1))
+    assert kept.copies == nodes - 1
+    first, *gaps = (line.plain for line in protection_lines(kept))
+    assert words in first and (nodes > 1) is ("other nodes" in first), first
+    assert [gap for gap in gaps if "the job has one node" in gap] or nodes > 1
+
+
+def test_a_rank_without_a_copy_does_not_hide_the_copies_of_the_others() -> None:
+    seats = {rank: f"n{rank}" for rank in range(4)}
+    sites = [Site(agent, f"host of {agent}") for agent in seats.values()]
+    broken = frozenset(("n3", f"n{partner}") for partner in range(3))
+    kept = protection(place_partners({"dp_shard": 4}, seats, sites, copies=1, avoid=broken))
+    first, *_ = (line.plain for line in protection_lines(kept))
+    assert kept.copies == 0 and "no copy of some ranks on other nodes" in first and "75%" in first
 
 
 def test_describe_shows_guard_trips_and_skipped_data() -> None:
@@ -190,12 +224,12 @@ def test_submit_list_describe(
         "Rank 3 is suspected with a score of 0.90.",
         "Ranks 0 and 1 were in f0 (a.py:0), called from f1 (a.py:1), called from",
         "The decision was to replace the worker, because its agent is healthy.",
-        "1 alternative was refused; `holdfast incidents JOB 1 --alternatives` lists them.",
+        f"1 alternative was refused; `holdfast incidents {job_id} 1 --alternatives` lists them.",
         "The failure budget has 19 of 20 failures left within",
         "Training continued from step 5.",
-        "No step was lost, and the incident cost ",
+        "No step was lost.",
         "own RAM (rank 0); a partner's RAM (rank 3)",
-        "The recovery took 200 ms: 2 ms for the detection.",
+        "The recovery took 200 ms: 2 ms for the report of the fault.",
         "1 copy on other nodes; training continues from memory after 1 lost node: 100%, "
         "2 lost nodes: 67%",
         "not protected: losing the failure domain rack",

@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 from typing import cast
@@ -24,13 +25,16 @@ from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
-from holdfast.cli import completion
+from holdfast.cli import completion, own_servers
+from holdfast.cli.common import ServerOptions
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import COMMANDS, run
 from holdfast.cli.printing.columns import Column, lay
 from holdfast.client import config
+from holdfast.errors import ServerUnreachable
 from holdfast.schemas import SERVER_FILE, ServerFile
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.job_model.capacity import NodeCapacity
 from holdfast_service.job_model.lifecycle import State
 from holdfast_workers.health.node_facts import measure
 from holdfast_workers.memory import node_folder
@@ -234,8 +238,14 @@ def test_logs_events_and_metrics_are_listed_filtered_and_plotted(
     assert run(["incidents", "watched"]) == 0
     assert run(["checkpoints", "watched"]) == 0
     assert "no incidents" in capsys.readouterr().err
+    head = NodeCapacity("head-of-it", "127.0.0.9", cpus=0.0, gpus=0.0, head=True)
+    server.cluster.nodes = replace(server.cluster.nodes, nodes=(head, *server.cluster.nodes.nodes))
+    eventually(lambda: any(node.head for node in client.nodes()))
     nodes = [output_of(capsys, *words) for words in (("nodes",), ("node", "ls"))]
-    assert nodes[0].split()[:9] == nodes[1].split()[:9]
+    assert nodes[0].split()[:10] == nodes[1].split()[:10]
+    roles = {line.split()[0]: line.split()[3] for line in nodes[0].splitlines()}
+    assert (roles["head-of-it"], roles["node2"]) == ("head", "standby")
+    assert f"standby of job: {job_id}" in output_of(capsys, "node", "describe", "node2")
 
 
 def test_a_table_fits_the_terminal_and_is_whole_in_a_pipe(
@@ -397,7 +407,33 @@ def test_doctor_finds_a_server_with_another_data_directory(
             shown = " ".join(capsys.readouterr().out.split())
             advice = f"http://127.0.0.1:2, with data in {tmp_path} → for its jobs: export"
             assert (advice in shown) is told
+            lines = "\n".join(own_servers.others_lines())
+            choice = f"unset HOLDFAST_ADDRESS; export HOLDFAST_DATA_DIR={tmp_path}"
+            assert (choice in lines) is told
+        (tmp_path / SERVER_FILE).unlink()
+        os.mkfifo(tmp_path / SERVER_FILE)  # of another user, in a folder that many write to
+        assert list(own_servers.others_lines()) == [], "and it is not waited for"
+        (tmp_path / SERVER_FILE).unlink()
+        forged = ServerFile(address="http://10.0.0.9:2", pid=holder.pid, data_dir="/elsewhere")
+        (tmp_path / SERVER_FILE).write_text(forged.model_dump_json())
+        assert list(own_servers.others_lines()) == []
         holder.communicate("")
+
+
+def test_a_command_without_a_server_names_those_that_it_does_not_find(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> Client:
+        raise ServerUnreachable("no Holdfast server answers")
+
+    server = ServerFile(address="http://127.0.0.1:2", pid=1, data_dir="/a folder/of a run")
+    monkeypatch.setattr(ServerOptions, "connect", refuse)
+    monkeypatch.setattr(own_servers, "own_servers", lambda: [server])
+    monkeypatch.delenv("HOLDFAST_ADDRESS", raising=False)
+    assert run(["ls"]) == ExitCode.UNREACHABLE
+    *_, names, choice = capsys.readouterr().err.splitlines()
+    assert "runs at http://127.0.0.1:2" in names
+    assert choice == "  export HOLDFAST_DATA_DIR='/a folder/of a run'"
 
 
 def test_doctor_names_the_faults_of_every_node(

@@ -18,8 +18,9 @@ from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast import Client
 from holdfast.cli.main import run
+from holdfast.cli.printing import output
+from holdfast.cli.submission.job_follower import JobFollower
 from holdfast.cli.submission.rank_output import RankOutput
-from holdfast.cli.submission.submit import follow_output
 
 HOSTILE = "evil\x1b[2J\x1b]0;t\x07\x1b]52;c;eA==\x07\x9b31m\x08\r\x7f\u202e\u2066[red]:bomb:"
 ROW = f"{HOSTILE}\n12:00:00     9  job.succeeded"
@@ -122,7 +123,7 @@ def test_a_followed_run_shows_the_colours_of_its_ranks_alone(
     copy = tmp_path / "output.log"
     with terminal(monkeypatch) as text, Client(server.address) as client, copy.open("w") as file:
         ranks = RankOutput(client, several=True, copy=file)
-        follow_output(client, client.get(job_id), ranks)
+        JobFollower(client, output.stderr(), is_of_program=True).follow(job_id, ranks)
         shown = text()
     assert "\x1b[1;35mpurple" in shown
     # A live line moves the cursor itself: what it does is the same for a job without such text.

@@ -135,7 +135,19 @@ def serve(
     except server.ServeError as error:
         output.stderr().print(f"error (serve): {error}")
         return ExitCode.SERVER
+    has_ended = embedded.has_ended(settings)
+    output.stderr().print(_stopped(settings.data_dir, cluster_has_ended=has_ended))
     return ExitCode.OK
+
+
+def _stopped(data_dir: Path, *, cluster_has_ended: bool) -> str:
+    """What has become of the jobs of a server that has ended."""
+    if not cluster_has_ended:
+        return "stopped; jobs train on, and the next server adopts them"
+    return (
+        "stopped, with its Ray cluster; jobs that have not ended go on with the next "
+        f"`holdfast serve` on {data_dir}, from what they have saved outside of memory"
+    )
 
 
 def _dashboard(address: str, code: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -20,7 +22,7 @@ from holdfast_service.views.jobs import GuardsView, JobView, ProgressView, TripV
 from holdfast_service.views.pages import CheckpointPage
 from holdfast_service.views.start_text import is_start, start_text
 from holdfast_service.views.timeline import VerdictView
-from holdfast_service.views.wording import mesh_text, plural, ranks_text, sentence
+from holdfast_service.views.wording import device_share, mesh_text, plural, ranks_text, sentence
 
 MEMBERS = (
     Column(""),
@@ -47,6 +49,7 @@ def show(
     """Print everything. `alternatives`: list the refused alternatives of every decision."""
     views = (job, *attempts, *incidents)
     shorten = output.NodeIdShortener(view.model_dump_json() for view in views)
+    (short_id,) = output.ids([job.id])
     _print_summary(console, job)
     for line in (*goodput_lines(goodput), *node_problem_lines(job, shorten)):
         console.print(output.fold(line, 2))
@@ -54,7 +57,7 @@ def show(
         _print_attempt(console, attempt, shorten, job.brings.is_program)
     for incident in incidents:
         console.print()
-        for line in incident_lines(incident, shorten, alternatives=alternatives):
+        for line in incident_lines(incident, shorten, job=short_id, alternatives=alternatives):
             console.print(output.fold(line, INCIDENT_INDENT))
     for line in guard_lines(job.guards):
         console.print(output.fold(line, 12))
@@ -76,11 +79,10 @@ def verdict_text(job: JobView, verdict: VerdictView) -> Text:
     text = Text.assemble(
         (verdict.headline, f"bold {output.STATE_STYLES.get(job.state, '')}".strip())
     )
-    for part in (verdict.doing, verdict.last, verdict.next):
-        if part:
-            text.append(f"\n{part}")
-    used, lost = verdict.device_hours_used, verdict.device_hours_lost
-    return text.append(f"\n{used:.2f} device-hours used, {lost:.2f} of them lost\n", "dim")
+    for line in verdict.lines:
+        text.append(f"\n{line}")
+    lost = device_share(verdict.device_hours_lost * 3600, verdict.device_hours_used * 3600)
+    return text.append(f"\n{lost} lost\n", "dim")
 
 
 def node_problem_lines(job: JobView, shorten: output.Shortener) -> Iterable[Text]:
@@ -103,10 +105,15 @@ def node_problem_lines(job: JobView, shorten: output.Shortener) -> Iterable[Text
 
 
 def incident_lines(
-    incident: IncidentView, shorten: output.Shortener | None = None, *, alternatives: bool = False
+    incident: IncidentView,
+    shorten: output.Shortener | None = None,
+    *,
+    job: str | None = None,
+    alternatives: bool = False,
 ) -> Iterable[Text]:
     """The incident in sentences, a paragraph a line. `shorten` cuts node ids; by default to what is
-    unique in this incident."""
+    unique in this incident. Without `alternatives`, those that were refused are counted, with the
+    command that lists them for `job`; None: they are left out."""
     shorten = shorten or output.NodeIdShortener([incident.model_dump_json()])
     yield Text.assemble(
         (f"Incident {incident.number}", "bold yellow"),
@@ -115,15 +122,16 @@ def incident_lines(
     )
     for about, sentences in itertools.groupby(incident.text, lambda part: part.about):
         if about == SentenceSubject.REFUSED and not alternatives:
-            yield Text(f"  {_refused_count(incident)}")
+            if job is not None:
+                yield Text(f"  {_refused_count(incident, job)}")
         else:
             yield from (Text(f"  {shorten(part.text)}") for part in sentences)
 
 
-def _refused_count(incident: IncidentView) -> str:
+def _refused_count(incident: IncidentView, job: str) -> str:
     count = plural(len(incident.refused), "alternative")
     verb = "was" if len(incident.refused) == 1 else "were"
-    command = f"holdfast incidents JOB {incident.number} --alternatives"
+    command = f"holdfast incidents {job} {incident.number} --alternatives"
     return f"{count} {verb} refused; `{command}` lists them."
 
 
@@ -170,8 +178,7 @@ def goodput_lines(goodput: GoodputView) -> Iterable[Text]:
         ("Goodput", "bold"),
         f" {goodput.goodput:.3f}, effective training time {ratio:.3f} "
         f"of {output.seconds(goodput.held_s)} on the cluster; "
-        f"{goodput.device_seconds_lost:.1f} of {goodput.device_seconds_held:.1f} device-seconds "
-        "lost to faults",
+        f"{device_share(goodput.device_seconds_lost, goodput.device_seconds_held)} lost to faults",
     )
     parts = sorted(goodput.by_kind_s.items(), key=lambda part: -part[1])
     yield Text("  " + ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in parts if seconds))
@@ -183,8 +190,13 @@ def protection_lines(memory: MemoryProtection) -> Iterable[Text]:
         f"{lost} lost node{'s' if lost > 1 else ''}: {odd.probability:.0%}"
         for lost, odd in sorted(memory.recoverable.items())
     )
-    copies = "1 copy" if memory.copies == 1 else f"{memory.copies} copies"
-    yield Text(f"  memory  {copies} on other nodes; training continues from memory after {odds}")
+    if memory.copies or any(odd.probability > 0 for odd in memory.recoverable.values()):
+        count = (
+            plural(memory.copies, "copy", "copies") if memory.copies else "no copy of some ranks"
+        )
+        yield Text(f"  memory  {count} on other nodes; training continues from memory after {odds}")
+    else:
+        yield Text("  memory  on the node of each rank only: it outlives processes, not the node")
     for gap in memory.unprotected:
         yield Text(f"  not protected: {gap}")
 
@@ -246,7 +258,7 @@ def _progress(progress: ProgressView) -> str:
 def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
     """What runs, how much it works with Holdfast, and what its next lines would bring."""
     facts: list[tuple[str, str | Text]] = [
-        (job.brings.value.replace("_", " ").capitalize(), str(job.spec.get(job.brings.value)))
+        (job.brings.value.replace("_", " ").capitalize(), command_line(job.spec[job.brings.value]))
     ]
     if job.level is not None:
         through = f", through {job.integration}" if job.integration else ""
@@ -254,6 +266,11 @@ def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
     if job.next_level is not None:
         facts.append(("Worth adding", job.next_level.gives))
     return facts
+
+
+def command_line(brought: Any) -> str:
+    """As a shell takes it."""
+    return shlex.join(map(str, brought)) if isinstance(brought, list | tuple) else str(brought)
 
 
 def _print_attempt(

@@ -19,13 +19,16 @@ from rich.status import Status
 from rich.text import Text
 
 from holdfast.cli.dashboard import dashboard_link
+from holdfast.cli.jobs import print_outcome
+from holdfast.cli.own_servers import choice_of
 from holdfast.cli.printing import output
 from holdfast.cli.submission import interruption
+from holdfast.cli.submission.job_follower import JobFollower
 from holdfast.cli.submission.rank_output import RankOutput
-from holdfast.cli.submission.submit import follow_output
 from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import Conflict, HoldfastError
 from holdfast_service import extras
+from holdfast_service.job_model.program_levels import ProgramLevel
 from holdfast_service.views.jobs import JobView
 from holdfast_workers.node_cache import use_locks
 
@@ -77,13 +80,47 @@ def local_server(nodes: int, name: str, data_dir: Path | None) -> Iterator[Local
                 output.progress("ending the server of this run")
 
 
-def cancel(client: Client, job: JobView, ranks: RankOutput) -> None:
-    """Cancel the job and follow it to its end: its program gets the time to save. Another Ctrl-C
-    raises KeyboardInterrupt."""
-    output.progress("the program may save its state now; Ctrl-C again ends it at once")
+def cancel(client: Client, job: JobView, follower: JobFollower, *, ranks: RankOutput) -> None:
+    """Cancel the job and follow it to its end, with the follower that has shown it: its program
+    gets the time to save. Another Ctrl-C raises KeyboardInterrupt."""
+    asked = time.time()
     with contextlib.suppress(Conflict):  # it has just ended
-        client.cancel(job.id)
-    follow_output(client, job, ranks)
+        job = client.cancel(job.id)
+        output.progress(f"{time_to_save(job)}; Ctrl-C again ends it at once")
+    job = follower.follow(job.id, ranks)
+    print_outcome(job, client.verdict(job.id), output.stderr(), is_traceback_shown=True)
+    if (hint := late_end(job, asked)) is not None:
+        output.progress(hint)
+
+
+def time_to_save(job: JobView) -> str:
+    """How long a job that was cancelled has to save its state."""
+    grace_s = job.spec["program"]["grace_s"]
+    match job.level:
+        case None:
+            return "the program has not started"
+        case ProgramLevel.SCRIPT:
+            return f"the program gets SIGTERM, and {grace_s:g} s later SIGKILL"
+        case ProgramLevel.CONTEXT:
+            return (
+                f"its last step is saved, in {job.spec['checkpoint']['final_save_s']:g} s at most"
+            )
+    return (
+        f"the program is asked to save and end (`should_stop`); {grace_s:g} s later it gets "
+        f"SIGTERM, and {2 * grace_s:g} s later SIGKILL"
+    )
+
+
+def late_end(job: JobView, asked: float) -> str | None:
+    """What to do about a program that went on until SIGTERM. `asked`: Unix time of the wish."""
+    grace_s = job.spec["program"]["grace_s"]
+    is_asked = job.level in (ProgramLevel.PLUGIN, ProgramLevel.MEMORY_TIER)
+    if not is_asked or job.ended_at is None or job.ended_at < asked + grace_s:
+        return None
+    return (
+        f"the program did not end within {grace_s:g} s of being asked, so it got SIGTERM: let it "
+        "read `job.should_stop` after each step, save and leave its loop (docs/bring.md)"
+    )
 
 
 class _StartDisplay:
@@ -92,6 +129,7 @@ class _StartDisplay:
     def __init__(self, folder: Path, nodes: int) -> None:
         from holdfast.local_server.child_server import stage  # late: it is part of the server
 
+        self._folder = folder
         self._stage: Callable[[], str] = partial(stage, folder, nodes)
         self._console = output.stderr()
         self._began = time.monotonic()
@@ -124,6 +162,9 @@ class _StartDisplay:
         took = output.seconds(time.monotonic() - self._began)
         self._console.print(f"the server of this run is ready after {took}; its dashboard:")
         self._console.print(link, soft_wrap=True)
+        self._console.print(f"its output and files: {self._folder}")
+        self._console.print("for `holdfast ls`, `top` and others in a second terminal, type there:")
+        self._console.print(f"  {choice_of(self._folder)}")
 
     def _stop(self) -> None:
         if self._live is not None:

@@ -130,20 +130,21 @@ def follow_job(
     options: Options,
     *,
     ranks: RankOutput | None = None,
-    interrupted: Callable[[JobView], None] | None = None,
+    interrupted: Callable[[JobView, JobFollower], None] | None = None,
 ) -> ExitCode:
     """Show a job until it has ended; returns its exit code.
 
     `ranks`: stdout gets the output of its ranks, and stderr its progress. Ctrl-C calls
-    `interrupted`; by default it only ends the display.
+    `interrupted`, which may follow the job further; by default it only ends the display.
     """
     output.progress(f"job {job.id}")
+    follower = _follower(client, ranks)
     try:
         if options.plain:
             output.results(options, client.follow(job.id))
             job = client.get(job.id)
         else:
-            job = follow_output(client, job, ranks)
+            job = follower.follow(job.id, ranks)
             print_outcome(
                 job,
                 client.verdict(job.id),
@@ -152,15 +153,14 @@ def follow_job(
             )
     except KeyboardInterrupt:
         interrupted = interrupted or _tell_detached
-        interrupted(job)
+        interrupted(job, follower)
         return ExitCode.INTERRUPTED
     return of_state(job.state)
 
 
-def follow_output(client: Client, job: JobView, ranks: RankOutput | None) -> JobView:
-    """Show a job, with the output of its ranks if `ranks` is given; returns its final view."""
+def _follower(client: Client, ranks: RankOutput | None) -> JobFollower:
     console = output.console() if ranks is None else output.stderr()
-    return JobFollower(client, console).follow(job.id, ranks)
+    return JobFollower(client, console, is_of_program=ranks is not None)
 
 
 def _mesh_lines(meshes: MeshOrderView | None) -> list[Text]:
@@ -196,7 +196,7 @@ def _suggestions(job: JobView) -> list[Text]:
     ]
 
 
-def _tell_detached(job: JobView) -> None:
+def _tell_detached(job: JobView, _follower: JobFollower) -> None:
     (job_id,) = output.ids([job.id])
     output.progress(
         Text.assemble("\n", ("detached", "bold"), f": job {job.name} continues"),

@@ -39,7 +39,8 @@ INCIDENT = IncidentView(
 
 
 def text_of(view: IncidentView, *, alternatives: bool = False) -> list[str]:
-    return [line.plain.strip() for line in incident_lines(view, alternatives=alternatives)]
+    lines = incident_lines(view, job="0a1b2c3d", alternatives=alternatives)
+    return [line.plain.strip() for line in lines]
 
 
 def test_an_incident_is_printed_in_the_sentences_of_the_server() -> None:
@@ -47,7 +48,7 @@ def test_an_incident_is_printed_in_the_sentences_of_the_server() -> None:
     assert heading.endswith(" in attempt 2: a node was lost (node_lost).")
     assert lines == [
         "Evidence: node 3f2a9c41 is silent.",
-        "2 alternatives were refused; `holdfast incidents JOB 1 --alternatives` lists them.",
+        "2 alternatives were refused; `holdfast incidents 0a1b2c3d 1 --alternatives` lists them.",
         "The incident is still open.",
     ]
 
@@ -56,6 +57,10 @@ def test_the_refused_alternatives_are_listed_on_request_only() -> None:
     assert text_of(INCIDENT, alternatives=True)[2:4] == REFUSED
     one = INCIDENT.model_copy(update={"refused": INCIDENT.refused[:1]})
     assert any(line.startswith("1 alternative was refused;") for line in text_of(one))
+
+
+def test_a_followed_job_says_nothing_of_the_refused_alternatives() -> None:
+    assert not any("alternative" in line.plain for line in incident_lines(INCIDENT))
 
 
 def test_node_ids_are_cut_to_what_is_unique_among_those_seen() -> None:

@@ -23,6 +23,7 @@ def row(attempt: int, waiting: WaitingView | None) -> JobRow:
         "step": 61,
         "attempt": attempt,
         "incidents": 1,
+        "goodput_settled": False,
         "created_at": 1.0,
         "event_seq": 1,
         "waiting": waiting,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.support.service.fake_cluster import row
 from tests.support.service.live_server import SPEC, LiveServer
 from tests.support.waiting import DEADLINE_S, eventually
@@ -17,8 +21,11 @@ from tests.support.waiting import DEADLINE_S, eventually
 from holdfast import Client
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
-from holdfast.cli.submission.job_follower import progress_line
-from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
+from holdfast.cli.submission import local_run
+from holdfast.cli.submission.job_follower import JobFollower, progress_line
+from holdfast_service.job_model.lifecycle import START_WAIT
+from holdfast_service.job_model.supervisor_protocol import Capacity, EventKind, NodeCapacity
+from holdfast_service.views.jobs import JobView, WaitingView
 from holdfast_workers.protocol.messages import LogLine
 
 
@@ -159,9 +166,11 @@ def test_a_place_without_room_for_the_run_is_named(
 
 @pytest.mark.usefixtures("folder", "at_server")
 def test_a_followed_run_shows_what_its_ranks_write(
-    server: LiveServer, capsys: pytest.CaptureFixture[str]
+    server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines of several ranks name their rank; an agent's lines are not those of the program."""
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
 
     def play() -> None:
         with Client(server.address) as client:
@@ -173,6 +182,7 @@ def test_a_followed_run_shows_what_its_ranks_write(
             LogLine("n0", "a", seq, 1.0, "n0.a.0", 1, rank, "stdout", text)
             for seq, (rank, text) in enumerate(lines, 1)
         ]
+        eventually(lambda: "attempt 1 runs" in err.getvalue())
         supervisor.end()
 
     player = threading.Thread(target=play)
@@ -181,7 +191,9 @@ def test_a_followed_run_shows_what_its_ranks_write(
     player.join()
     shown = capsys.readouterr()
     assert shown.out == "[rank 0] step 1 loss 2.5\n[rank 1] only \x1b[1mme\x1b[0m\n"
-    assert "SUCCEEDED" in shown.err
+    assert "SUCCEEDED" in err.getvalue()
+    assert "rank 0 pid 100, rank 1 pid 101 on n0; rank 2 pid 102" in err.getvalue()
+    assert f"relative paths are in {server.settings.data_dir}/cache/programs/" in err.getvalue()
 
 
 @pytest.mark.seconds
@@ -253,3 +265,59 @@ def test_the_line_of_a_followed_job_fits_the_terminal(client: Client) -> None:
         assert len(progress_line(job, width).plain) <= width
     fitted = progress_line(job, 80).plain
     assert "12345/99999" in fitted and "tokens/s" not in fitted
+    reason = "the first step of its program (it counts as started after 600 s without one)"
+    waiting = WaitingView(resource=START_WAIT, reason=reason, since=time.time(), until=None)
+    waits = progress_line(job.model_copy(update={"waiting": waiting}), 80).plain
+    assert reason in waits and waits.endswith(" s so far."), "a sentence is not cut"
+
+
+@pytest.mark.seconds
+@pytest.mark.usefixtures("folder", "at_server")
+def test_a_job_that_is_followed_on_shows_each_incident_and_process_once(
+    server: LiveServer, client: Client
+) -> None:
+    """After Ctrl-C a local run is followed to its end."""
+    spec = {"command": "true", "parallel": {"dp_shard": 4}, "resources": {"workers_per_node": 2}}
+    job = client.submit({"name": "mine", **spec})
+    supervisor = server.run_job(job.id, steps=3, end=False)
+    supervisor.emit(
+        EventKind.INCIDENT_CLOSED,
+        incident=1,
+        cause="worker_crash",
+        attempt=1,
+        level=0,
+        lost=[{"cause": "worker_crash", "rank": 1}],
+        opened_at=1000.0,
+        closed_at=1001.0,
+    )
+    written = io.StringIO()
+    follower = JobFollower(client, Console(file=written, width=200), is_of_program=True)
+
+    def interrupt(job: JobView) -> None:
+        assert not job.state.terminal
+        if "Incident 1" in written.getvalue():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follower.follow(job.id, interrupt)
+    assert "If ranks 0, 2 and 3 printed an error about a lost connection" in written.getvalue()
+    supervisor.end()
+    follower.follow(job.id)
+    assert written.getvalue().count("Incident 1") == 1
+    assert written.getvalue().count("attempt 1 runs") == 1
+
+
+@pytest.mark.usefixtures("folder", "at_server")
+def test_ctrl_c_says_how_long_the_program_has_and_what_it_missed(client: Client) -> None:
+    job = client.submit({"name": "mine", "command": "true", "parallel": {"dp_shard": 2}})
+    for level, said in (
+        (None, "has not started"),
+        (0, "gets SIGTERM, and 30 s later SIGKILL"),
+        (2, "(`should_stop`); 30 s later it gets SIGTERM, and 60 s later SIGKILL"),
+        (3, "its last step is saved, in 60 s at most"),
+    ):
+        ended = job.model_copy(update={"level": level, "ended_at": 1031.0})
+        assert said in local_run.time_to_save(ended)
+        hint = local_run.late_end(ended, 1000.0)
+        assert (hint is not None and "`job.should_stop`" in hint) == (level == 2)
+        assert local_run.late_end(ended, 1002.0) is None, "it ended when it was asked"
