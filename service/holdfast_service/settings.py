@@ -21,7 +21,9 @@ from pydantic_settings import (
 
 from holdfast_service.policy.pace import Pace
 from holdfast_service.policy.quarantine import QuarantineRules
+from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
 from holdfast_workers.private_files import PrivateFileRefused, read_private
+from holdfast_workers.programs.working_folder import FOLDER
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -231,7 +233,7 @@ class Settings(BaseSettings):
     )
     webhook_format: Literal["json", "slack"] = Field(
         default="json",
-        description="`json`, or `slack`: a line of text, as Slack's incoming webhooks take it.",
+        description="`json`, or `slack`: plain text, as Slack's incoming webhooks take it.",
     )
     metrics_of_jobs: bool = Field(
         default=False,
@@ -310,6 +312,16 @@ class Settings(BaseSettings):
         """The job's folder: its remote checkpoints, if neither spec nor `store_uri` names another
         place."""
         return self.data_dir.absolute() / "jobs" / job_id
+
+    def program_folder(self, job_id: str) -> str:
+        """Where a job's program starts on its nodes, for people: on an embedded cluster a path."""
+        if self.ray_address is None:
+            cache = os.environ.get(CACHE_VARIABLE) or self.data_dir.absolute() / "cache"
+            return str(Path(cache) / FOLDER / job_id)
+        return (
+            f"{FOLDER}/{job_id} in the cache folder of each of its nodes ({CACHE_VARIABLE} there, "
+            "else ~/.cache/holdfast)"
+        )
 
 
 def _refuse_wrong_files(folder: Path, settings: type[BaseSettings]) -> None:

@@ -140,6 +140,13 @@ def imported_by(path: Path) -> Iterator[str]:
                 yield top
 
 
+def test_the_last_line_of_the_setup_says_what_to_type() -> None:
+    for goal, is_end in (("setup", True), ("lint", False)):
+        command = ["make", "--dry-run", "--no-print-directory", goal]
+        lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert ("holdfast demo" in lines.splitlines()[-1]) is is_end
+
+
 def test_extras_have_their_names() -> None:
     assert project()["name"] == DISTRIBUTION
     assert {*project()["optional-dependencies"]} == {*Extra, "dev"}

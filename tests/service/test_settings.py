@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.cli.common import NotUnderstood
 from holdfast.cli.hosting.server import settings_of
-from holdfast_service.settings import FOLDER_VARIABLE
+from holdfast_service.settings import FOLDER_VARIABLE, Settings
+from holdfast_workers.node_cache.cached_file import CACHE_VARIABLE
 
 URL = "postgresql://holdfast@database/holdfast"
 
@@ -68,6 +69,18 @@ def test_a_file_that_names_no_setting_is_refused(folder: Path, name: str) -> Non
     private(folder / name, "value")
     with pytest.raises(NotUnderstood, match=f"{name} names no setting"):
         settings_of()
+
+
+def test_the_folder_of_a_program_is_a_path_where_the_cluster_is_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    here = Settings(data_dir=tmp_path)
+    assert here.program_folder("4711") == f"{tmp_path}/cache/programs/4711"
+    monkeypatch.setenv(CACHE_VARIABLE, "/disk")
+    assert here.program_folder("4711") == "/disk/programs/4711"
+    elsewhere = Settings(data_dir=tmp_path, ray_address="there:6379").program_folder("4711")
+    assert elsewhere.startswith("programs/4711 in the cache folder of each of its nodes")
 
 
 def test_other_files_of_a_mount_are_left_alone(folder: Path) -> None:

@@ -31,6 +31,11 @@ def ensure(settings: Settings, cancelled: Callable[[], bool] = lambda: False) ->
     return local_cluster.ensure(settings.data_dir, _options(settings), cancelled=cancelled)
 
 
+def has_ended(settings: Settings) -> bool:
+    """Whether the server has one, and it no longer runs: another server may use it."""
+    return settings.ray_address is None and local_cluster.find(settings.data_dir) is None
+
+
 def environment(settings: Settings) -> dict[str, str]:
     """Environment variables that a process needs before it imports Ray and connects."""
     return local_cluster.ray_environment(local_cluster.folder(settings.data_dir).token)

@@ -46,6 +46,7 @@ from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnava
 from holdfast_service.reconcile.reconciler import Reconciler
 from holdfast_service.reconcile.webhook_sender import WebhookSender
 from holdfast_service.remote_tier import server_store
+from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store import installation
 from holdfast_service.store.engine import Store, UnsupportedDatabase, database_url
@@ -314,7 +315,7 @@ async def _run(
     )
     process_priority.collect_garbage_rarely()
     reconciling = asyncio.create_task(reconciler.run(stopping), name="reconciler")
-    webhooks = _start_webhooks(store, settings, stopping)
+    webhooks = _start_webhooks(store, settings, services.overview, stopping)
     expiring = asyncio.create_task(services.removal.expire_forever(), name="expire-jobs")
     operations = asyncio.create_task(services.operation_runner.run(), name="operations")
     reconciling.add_done_callback(lambda _task: stopping.set())
@@ -336,11 +337,12 @@ async def _run(
 
 
 def _start_webhooks(
-    store: Store, settings: Settings, stopping: asyncio.Event
+    store: Store, settings: Settings, overview: Overview, stopping: asyncio.Event
 ) -> asyncio.Task[None] | None:
     if settings.webhook_url is None:
         return None
-    return asyncio.create_task(WebhookSender(store, settings).run(stopping), name="webhooks")
+    sender = WebhookSender(store, settings, overview)
+    return asyncio.create_task(sender.run(stopping), name="webhooks")
 
 
 async def _http(

@@ -490,6 +490,7 @@ def _capacity_of(
         custom={name: resources[name] for name in sorted(named)},
         foreign_custom={name: foreign(name) for name in sorted(named)},
         labels=dict(node.get("Labels") or {}),
+        head=HEAD_RESOURCE in resources,
     )
 
 

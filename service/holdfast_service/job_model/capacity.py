@@ -19,6 +19,7 @@ class NodeCapacity:
     custom: Mapping[str, float] = field(default_factory=dict)  # Ray's custom resources
     foreign_custom: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    head: bool = False  # the head of the cluster runs on it
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from holdfast_service.job_model.world_history import (
     Absence,
@@ -31,7 +32,9 @@ class TimeKind(StrEnum):
     REPLAYED = "replayed"  # in a step that was lost and had to be computed again
     STARTING = "starting"  # on the cluster, before the first step
     DETECTION = "detection"  # from the last finished step to the first signal of a fault
-    RECOVERING = "recovery.other"  # from the signal to the first new step, outside of its phases
+    RECOVERING = (
+        "recovery.other"  # from the signal to the next attempt's first step, outside phases
+    )
     FINISHING = "finishing"  # after the last step, until the end: its checkpoint
 
 
@@ -41,6 +44,18 @@ RECOVERY = "recovery."
 def is_lost(kind: str) -> bool:
     """Whether time of this kind counts as lost to a fault."""
     return kind in (TimeKind.REPLAYED, TimeKind.DETECTION) or kind.startswith(RECOVERY)
+
+
+SETTLED_AFTER_S = 60.0
+SETTLED_AFTER_STARTS = 10.0
+
+
+def is_settled(goodput: Any, productive_s: Any, starting_s: Any) -> Any:
+    """Whether a goodput says how a job trains, and not only that it has just started: its time on
+    the cluster is more than ten times that of its starts, and a minute. Then the starts alone leave
+    90% at least. For numbers, and for columns of them; false for a job without steps."""
+    # The time on the cluster is productive_s / goodput.
+    return productive_s > goodput * (SETTLED_AFTER_S + SETTLED_AFTER_STARTS * starting_s)
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class AttemptRun:
 
 @dataclass(frozen=True)
 class Outage:
-    """An incident that ended attempts, from the first signal to the first new step."""
+    """An incident that ended attempts, from first signal to the next attempt's first step."""
 
     signalled_at: float
     closed_at: float | None
@@ -263,8 +278,9 @@ class _TimeLedger:
                 between = TimeKind.BETWEEN_STEPS if none_is_missing else TimeKind.NO_STEP
                 self._assign(between, start - cursor)
             else:
-                first = TimeKind.STARTING if before is None else TimeKind.DETECTION
-                self._gap(cursor, start, first, TimeKind.RECOVERING)
+                is_first = before is None  # what comes before it is known without it
+                after = TimeKind.STARTING if is_first else TimeKind.RECOVERING
+                self._gap(cursor, start, after if is_first else TimeKind.DETECTION, after)
             complete = row.steps == row.last - row.first + 1
             self._assign(TimeKind.BETWEEN_STEPS if complete else TimeKind.NO_STEP, idle)
             if history.keeps(row.attempt, row.last):

@@ -24,6 +24,8 @@ class Phase(StrEnum):
 
 START_WAIT = "start"
 """The resource that a job waits for while its present attempt starts."""
+SUPERVISOR_START = "its supervisor to start"
+"""The reason of that wait before an attempt can begin."""
 
 
 class State(StrEnum):

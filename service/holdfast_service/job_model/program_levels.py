@@ -47,9 +47,9 @@ GIVES: Mapping[ProgramLevel, str] = {
         "time, draws metrics, and asks the program to save before a planned end."
     ),
     ProgramLevel.MEMORY_TIER: (
-        "Holdfast also keeps the program's checkpoints in the memory of the node and of a partner, "
-        "verified when they are loaded. A save takes milliseconds, so it can be made every few "
-        "steps."
+        "Holdfast also keeps the program's checkpoints in the memory of the node and, if the job "
+        "has another node, of a partner, verified when they are loaded. A save takes milliseconds, "
+        "so it can be made every few steps."
     ),
     ProgramLevel.CONTEXT: (
         "Holdfast runs the step loop: surviving ranks continue in place, with the same bits, and "
@@ -61,6 +61,10 @@ _ATTACH = """import holdfast
 
 job = holdfast.attach()  # no effect outside of Holdfast
 job.step(step, loss=loss)  # after each step, on every rank"""
+_PRINTED = r"""# Without a change of the code, steps that rank 0 prints are read (`holdfast run`):
+#   --set 'program.metrics=(step|iter) (?P<step>\d+):? loss (?P<loss>[-+.e\d]+)'
+# All of this level, with lines in the code:
+"""
 _TIER = """import holdfast.torch
 
 tier = holdfast.torch.tier()  # keeps nothing outside of Holdfast
@@ -84,7 +88,7 @@ _REPORT_CHECKPOINT = (
 )
 STEPS_BECOME_KNOWN_BY = (
     "`holdfast.attach().step(step)` after each step makes it known, in a Ray Train function "
-    "`ray.train.report`"
+    "`ray.train.report`; `program.metrics` reads the steps that are printed"
 )
 _LINES: Mapping[ProgramLevel, str] = {
     ProgramLevel.PLUGIN: _ATTACH,
@@ -105,7 +109,7 @@ class NextLevel:
     level: ProgramLevel
     gives: str
     lines: str
-    """The lines to add to the program."""
+    """The lines to add to the program; of printed steps, to its job."""
 
 
 def brings(spec: Mapping[str, Any]) -> Brings:
@@ -121,6 +125,13 @@ def has_goodput(spec: Mapping[str, Any], attempt: int) -> bool:
     """Whether the time in steps is known. A program may never report one: its goodput is then not
     zero, but not known. `attempt`: of the newest step that was reported, 0 if none was."""
     return attempt > 0 or not brings(spec).is_program
+
+
+def reads_steps(spec: Mapping[str, Any], level: ProgramLevel) -> bool:
+    """Whether steps can be known: at level 0 only those that the job's spec has read."""
+    program = spec.get("program") or {}
+    is_read = program.get("metrics") is not None or program.get("event_files") is not None
+    return level > ProgramLevel.SCRIPT or is_read
 
 
 def level_of(kind: Brings, attempt: int, attached: Mapping[str, Any] | None) -> ProgramLevel | None:
@@ -141,5 +152,8 @@ def next_level(kind: Brings, level: ProgramLevel | None, *, shows_steps: bool) -
         return None
     is_blind = level > ProgramLevel.SCRIPT and not shows_steps
     wanted = ProgramLevel.PLUGIN if is_blind else ProgramLevel(level + 1)
-    lines = _RAY_TRAIN_LINES if kind is Brings.RAY_TRAIN else _LINES
-    return NextLevel(wanted, GIVES[wanted], lines[wanted])
+    lines = (_RAY_TRAIN_LINES if kind is Brings.RAY_TRAIN else _LINES)[wanted]
+    is_unread = level is ProgramLevel.SCRIPT and not shows_steps
+    if is_unread and kind is not Brings.RAY_TRAIN:
+        lines = _PRINTED + lines
+    return NextLevel(wanted, GIVES[wanted], lines)

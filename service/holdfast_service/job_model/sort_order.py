@@ -9,4 +9,4 @@ class Sort(StrEnum):
     CREATED = "created"  # newest first
     NAME = "name"
     STATE = "state"  # jobs that need attention first: see listing.STATES
-    GOODPUT = "goodput"  # worst first; jobs without one last
+    GOODPUT = "goodput"  # worst first; jobs that have just started, or without one, last

@@ -52,8 +52,9 @@ def protection(placement: Placement) -> MemoryProtection:
     holders = {frozenset(topology.agents(shard.home | shard.copies)) for shard in placement.shards}
     count = len({name for machines in holders for name in machines})
     odds = {k: recovery_odds(holders, k) for k in range(1, min(count, MAX_LOST) + 1)}
+    kept = ((shard.home | shard.copies).bit_count() - 1 for shard in placement.shards)
     return MemoryProtection(
-        copies=placement.wanted,
+        copies=min(kept, default=0),
         partners={rank: tuple(agents) for rank, agents in placement.partners.items()},
         recoverable=odds,
         unprotected=tuple(gap.text for gap in gaps(placement) if not gap.inherent),

@@ -21,7 +21,7 @@ class Odds:
 class MemoryProtection:
     """The failures that memory checkpoints survive, given the present partners."""
 
-    copies: Annotated[int, Field(description="copies wanted on other nodes")]
+    copies: Annotated[int, Field(description="copies of each state on other nodes, at least")]
     partners: Annotated[
         Mapping[int, tuple[str, ...]],
         Field(

@@ -429,8 +429,8 @@ def _applied_action(seating: SeatingResult) -> tuple[Action, str]:
     reshards = "the state is resharded from memory"
     stays = "every process is alive and keeps its rank"
     if seating.is_program:
-        others = "the other ranks keep their places, and the program starts again on all"
-        stays = "every rank keeps its place, and the program starts again on all"
+        others = "the program starts again on all ranks, each in a new process"
+        stays = "the program starts again on all ranks, each on its node in a new process"
         reshards = "the program starts again on all ranks"
     if seating.resized:
         action = Action.GROW if seating.grown else Action.SHRINK

@@ -1,4 +1,5 @@
-"""The record of one incident, from its first signal to the first new step. Immutable; pure.
+"""The record of one incident, from its first signal to the first step of the next attempt.
+Immutable; pure.
 
 An incident collects all faults until the job runs again. Each of its events has the complete data,
 so the newest event of an incident is the whole incident. Its phases follow one another without a
@@ -146,10 +147,14 @@ class Incident(IncidentCourse):
 
     def with_phase(self, phase: str, until: float) -> Incident:
         """A copy in which the time from the end of the last phase to `until` belongs to `phase`.
-        Several attempts of one incident are summed."""
-        covered_until = self.signalled_at + sum(self.phases_s.values())
-        taken_s = self.phases_s.get(phase, 0.0) + max(0.0, until - covered_until)
-        return replace(self, phases_s={**self.phases_s, phase: taken_s})
+        Several attempts of one incident are summed. A phase that takes no time is not there: that
+        nobody measured it must not read as 0."""
+        taken_s = until - self.signalled_at - sum(self.phases_s.values())
+        if taken_s <= 0.0:
+            return self
+        return replace(
+            self, phases_s={**self.phases_s, phase: self.phases_s.get(phase, 0.0) + taken_s}
+        )
 
     def closed(self, now: float, phase: str, resolution: str, end_code: str = "") -> Incident:
         """A copy that ends now, in `phase`; `end_code`: of the job, if that ends too."""

@@ -17,7 +17,7 @@ from holdfast_service.store import accounts
 from holdfast_service.store.models import JobRecord
 
 MAX_AGE_S = 2.0
-"""An account that includes all events is reused for this long."""
+"""An account that includes all events, and a row of the same attempt, is reused for this long."""
 _MAX_ENTRIES = 256
 
 
@@ -25,6 +25,7 @@ _MAX_ENTRIES = 256
 class _CachedGoodput:
     at: float  # monotonic
     event_seq: int
+    cursor_attempt: int
     goodput: Goodput
 
 
@@ -43,7 +44,7 @@ class GoodputCache:
             if known is None or not _is_fresh(known, job):
                 goodput = await accounts.goodput(session, job, time.time())
                 known = self._kept[job.id] = _CachedGoodput(
-                    time.monotonic(), job.event_seq, goodput
+                    time.monotonic(), job.event_seq, job.cursor_attempt, goodput
                 )
                 if len(self._kept) > _MAX_ENTRIES:
                     self._kept.popitem(last=False)
@@ -53,4 +54,5 @@ class GoodputCache:
 
 def _is_fresh(known: _CachedGoodput, job: JobRecord) -> bool:
     ended = State(job.state).terminal
-    return known.event_seq == job.event_seq and (ended or time.monotonic() - known.at < MAX_AGE_S)
+    is_same = (known.event_seq, known.cursor_attempt) == (job.event_seq, job.cursor_attempt)
+    return is_same and (ended or time.monotonic() - known.at < MAX_AGE_S)

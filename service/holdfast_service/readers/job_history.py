@@ -67,7 +67,7 @@ class JobHistory:
             lost = await self._lost_by_incident(session, job) if job.incidents else {}
             formed = await accounts.formed_worlds(session, job.id) if job.incidents else []
             found = await queries.incident_views(
-                session, job_id, after, limit + 1, lost=lost, formed=formed
+                session, job, after, limit + 1, lost=lost, formed=formed
             )
         items = tuple(found[:limit])
         return IncidentPage(items=items, next_cursor=next_number(found, limit))

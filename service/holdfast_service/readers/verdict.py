@@ -13,16 +13,18 @@ from holdfast_service.views.incident_facts import lost_clause
 from holdfast_service.views.jobs import WaitingView
 from holdfast_service.views.start_text import is_start, start_text
 from holdfast_service.views.timeline import VerdictView
-from holdfast_service.views.wording import plural
+from holdfast_service.views.wording import device_share, plural
 
 
 @dataclass(frozen=True)
 class FaultCost:
-    """A fault that the job has outlived: an incident which did not end with it."""
+    """A fault that stopped the job, which has outlived it."""
 
     steps_lost: int | None
     """None: not known."""
     lasted_s: float
+    device_s: float = 0.0
+    """Device-seconds that were lost to it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class JobStanding:
     attempt: int
     waiting: WaitingView | None = None
     level: ProgramLevel = ProgramLevel.CONTEXT
+    reads_steps: bool = True
+    """Whether steps of the program could be known at its level and by its spec."""
     has_step: bool = True
     """Whether a step of the present attempt is known."""
     incidents: int = 0
@@ -51,6 +55,8 @@ class JobStanding:
     saved_step: int | None = None
     saved_uri: str | None = None
     """Where the state of `saved_step` lies."""
+    program_folder: str = ""
+    """Where a program was started, for people."""
     outcome_code: str | None = None
     outcome_message: str = ""
     eta_s: float | None = None
@@ -76,15 +82,15 @@ def verdict(job: JobStanding) -> VerdictView:
 
 
 def duration(seconds: float) -> str:
-    """`0.2 s`, `45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    """`0.2 s`, `45 s`, `12 min 14 s`, `3 h 20 min`, `2 d 4 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 100:
         return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
     if hours < 48:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(hours, 24)
@@ -167,6 +173,8 @@ def _running(job: JobStanding, place: str) -> tuple[str, str]:
         return "Starting", _start(job)
     if job.has_step or not _is_program(job):
         return "Training", _with_wait(job, f"Training at {place}.")
+    if not job.reads_steps:
+        return "Running", _with_wait(job, "The program runs; its steps are not read at this level.")
     return "Running", _with_wait(job, "The program runs; it has reported no step yet.")
 
 
@@ -227,21 +235,32 @@ def _ending(job: JobStanding) -> str:
 
 
 def _survived(job: JobStanding) -> str:
-    """`It survived 2 faults: 12 steps, 45 s and 0.03 of 1.24 device-hours were lost to them.`"""
+    """`It survived 2 faults, which took 45 s in all until the job ran again (1.1 of 17.8
+    device-hours); 12 steps were repeated.`"""
     if not job.faults:
-        return "" if _ending(job) else "No fault interrupted it."
+        before = " before" if job.state is State.FAILED else ""
+        return "" if _ending(job) else f"No fault interrupted it{before}."
+    several = " in all" if len(job.faults) > 1 else ""
+    took = duration(sum(fault.lasted_s for fault in job.faults))
+    lost_s = sum(fault.device_s for fault in job.faults)
+    share = f" ({device_share(lost_s, job.held_device_s)})" if lost_s else ""
+    return (
+        f"It survived {plural(len(job.faults), 'fault')}, which took {took}{several} until the job "
+        f"ran again{share}; {_repeated(job)}."
+    )
+
+
+def _repeated(job: JobStanding) -> str:
+    """`12 steps were repeated`."""
     lost = [fault.steps_lost for fault in job.faults]
     known = sum(each for each in lost if each is not None)
-    steps = plural(known, "step") if known else "no step"
-    if None in lost:
-        steps = f"{plural(known, 'step')} or more" if known else "steps whose number is not known"
-    time_lost = duration(sum(fault.lasted_s for fault in job.faults))
-    hours = f"{job.lost_device_s / 3600:.2f} of {job.held_device_s / 3600:.2f} device-hours"
-    them = "it" if len(job.faults) == 1 else "them"
-    return (
-        f"It survived {plural(len(job.faults), 'fault')}: {steps}, {time_lost} and {hours} were "
-        f"lost to {them}."
-    )
+    if None in lost and not known:
+        return "how many steps it repeated is not known" + (
+            "" if job.reads_steps else " at this level"
+        )
+    more = " or more" if None in lost else ""
+    count = plural(known, "step") if known else "no step"
+    return f"{count}{more} {'was' if known < 2 and not more else 'were'} repeated"
 
 
 def _result(job: JobStanding) -> str | None:
@@ -251,8 +270,8 @@ def _result(job: JobStanding) -> str | None:
         return f"The state at step {job.saved_step:,} lies in {job.saved_uri}{further}."
     if _is_program(job):
         return (
-            "The program's files lie where it wrote them; relative paths are in the job's folder "
-            "on each of its nodes."
+            "The program's files lie where it wrote them; relative paths are in "
+            f"{job.program_folder}."
         )
     return "No state of it is saved."
 

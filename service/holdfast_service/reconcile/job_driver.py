@@ -28,7 +28,7 @@ from holdfast_service.job_model.events.progress import (
     SupervisorStartedEvent,
 )
 from holdfast_service.job_model.job_spec import JobSpec
-from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.lifecycle import START_WAIT, SUPERVISOR_START, Desired, State
 from holdfast_service.job_model.node_needs import needs_of
 from holdfast_service.job_model.supervisor_protocol import (
     Cluster,
@@ -77,6 +77,9 @@ SUPERVISOR_STARTS = 20
 _AVOIDED_FRESH_S = 1.0
 _SILENT_LOOK_S = 2.0
 """Longest wait between two calls to a supervisor that does not answer: it sends no news either."""
+_SUPERVISOR_START_S = 60.0
+"""A supervisor that has not answered for so long after its job was started is late: Ray starts a
+process for it, which imports the service."""
 _ADMISSION_LOCK = 0x41646D69  # "Admi": serialises decisions on capacity
 _STOPPED = {Effect.CANCEL: CrashPoint.CANCEL_DONE, Effect.PAUSE: CrashPoint.PAUSE_DONE}
 
@@ -635,7 +638,10 @@ class JobDriver:
             return await self._cancel_by_force(job, intents)
         if not waited:
             async with self._transaction() as tx:
-                tx.wait_for("supervisor", f"the supervisor does not answer: {error}")
+                if tx.state is State.STARTING and _is_new(tx.job, intents[Effect.START], tx.now):
+                    tx.wait_for(START_WAIT, SUPERVISOR_START, event=None)
+                else:
+                    tx.wait_for("supervisor", f"the supervisor does not answer: {error}")
             return NextStep(min(self._settings.pace.reconcile_interval_s, _SILENT_LOOK_S))
         if intents[Effect.START].times >= SUPERVISOR_STARTS:
             return await self._fail_supervisor_lost(job, intents, error)
@@ -683,6 +689,12 @@ class JobDriver:
 
 def _initial_checkpoint(origin: dict[str, Any] | None) -> InitialCheckpoint | None:
     return None if origin is None else codec.restore(InitialCheckpoint, origin)
+
+
+def _is_new(job: JobRecord, start: Intent, now: float) -> bool:
+    """Whether the job's supervisor has not answered since the job was started, and is not late."""
+    has_answered = job.told_at is not None and job.told_at >= start.at
+    return not has_answered and now - start.at < _SUPERVISOR_START_S
 
 
 def _stop_s(job: JobRecord) -> float:

@@ -1,7 +1,9 @@
 """Sends the messages in the outbox to the configured webhook.
 
 A message is stored in the transaction of its event. Any server may claim and send it; it is sent at
-least once, with an id by which the receiver recognises repeats.
+least once, with an id by which the receiver recognises repeats. A message of a job's end is sent
+with the job's verdict as of that moment, or without one if it cannot be read: no message waits for
+it.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import httpx
 import structlog
 from sqlalchemy import delete, select, update
 
+from holdfast_service.errors import JobNotFound
+from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.lease_holder import wait_until_set
 from holdfast_service.store.models import Outbox
-from holdfast_service.views.webhook_messages import body, signature
+from holdfast_service.views.webhook_messages import body, is_end_of_job, signature
 
 POLL_S = 1.0
 BATCH_SIZE = 20
@@ -27,6 +31,7 @@ FIRST_RETRY_S = 2.0
 MAX_RETRY_S = 3600.0
 MAX_TRIES = 30
 RESPONSE_TIMEOUT_S = 10.0
+SUMMARY_S = CLAIM_S / 6
 SEND_S = CLAIM_S / 2
 
 _log = structlog.get_logger()
@@ -35,8 +40,9 @@ _log = structlog.get_logger()
 class WebhookSender:
     """Sends the messages of all jobs to the one webhook that the settings name."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, overview: Overview) -> None:
         self._store = store
+        self._overview = overview
         self._url = str(settings.webhook_url)
         self._format = settings.webhook_format
         secret = settings.webhook_secret
@@ -82,7 +88,8 @@ class WebhookSender:
 
     async def _send(self, client: httpx.AsyncClient, entry: Outbox, now: float) -> str | None:
         """Send one message; returns the problem, or None on success."""
-        content = body(entry.message, self._format)
+        summary = await self._summary(entry) if is_end_of_job(entry.message) else None
+        content = body(entry.message, self._format, summary)
         headers = {"Content-Type": "application/json", "Holdfast-Delivery": entry.id}
         if self._secret is not None:
             headers["Holdfast-Signature"] = signature(self._secret, content, int(now))
@@ -92,6 +99,17 @@ class WebhookSender:
         except (httpx.HTTPError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
         return None if answer.is_success else f"the receiver answered {answer.status_code}"
+
+    async def _summary(self, entry: Outbox) -> tuple[str, ...]:
+        """What sums up the ended job; empty if the job was removed, or cannot be read in time."""
+        try:
+            async with asyncio.timeout(SUMMARY_S):
+                return (await self._overview.verdict(entry.message["job"]["id"])).lines
+        except JobNotFound:
+            return ()
+        except Exception:  # neither this message nor those claimed with it may wait for a summary
+            _log.exception("the message of a job's end is sent without its summary", id=entry.id)
+            return ()
 
     async def _record_delivery(self, entry: Outbox, problem: str | None, now: float) -> None:
         abandoned = problem is not None and entry.tries >= MAX_TRIES

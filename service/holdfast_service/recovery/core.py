@@ -210,7 +210,7 @@ def _dispatch(state: CoreState, event: inputs.Input, now: float) -> Iterable[Fau
             resizing.keep_wanted_seats(state, now)
         case inputs.StepsMeasured():
             save_intervals.handle_step_rows(state, event.rows)
-            attempt_progress.record_rows(state, event.rows)
+            attempt_progress.record_rows(state, event.rows, now)
             state.speeds.add_rows(event.rows, state.worlds.shapes)
             faults = straggler_response.handle_step_rows(state, event.rows, now)
         case inputs.RanksTimed(row=row):

@@ -13,17 +13,16 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.errors import InvalidTime, NodeNotFound
-from holdfast_service.job_model.lifecycle import TERMINAL
 from holdfast_service.policy.quarantine import (
     NodeDecision,
     cordoned,
-    node_name,
     standing_at,
     uncordoned,
 )
 from holdfast_service.store import nodes, queries
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import AttemptMember, JobRecord, NodeRow
+from holdfast_service.store.job_nodes import NodeJobs, jobs_by_node
+from holdfast_service.store.models import NodeRow
 from holdfast_service.views.nodes import NodeFindingView, NodeTroubleView, NodeView
 from holdfast_service.views.pages import NodePage
 
@@ -47,9 +46,11 @@ class NodeService:
         """Every node that was ever seen; present nodes first."""
         now = time.time()
         async with self._store.read() as session:
-            users = await _users(session)
+            users = await jobs_by_node(session)
             found = await session.scalars(select(NodeRow).order_by(NodeRow.id))
-            views = [await _view(session, node, users.get(node.id, ()), now) for node in found]
+            views = [
+                await _view(session, node, users.get(node.id, NodeJobs()), now) for node in found
+            ]
         return NodePage(items=tuple(sorted(views, key=lambda view: not view.there)))
 
     async def get(self, name: str) -> NodeView:
@@ -80,12 +81,12 @@ class NodeService:
             await session.refresh(node, with_for_update=True)
             nodes.set_quarantine(node, change(nodes.quarantine_of(node)))
             view = await self._show(session, node, now)
-        self._notify(view.jobs)
+        self._notify((*view.jobs, *view.standby_of))
         return view
 
     async def _show(self, session: AsyncSession, node: NodeRow, now: float) -> NodeView:
-        users = await _users(session)
-        return await _view(session, node, users.get(node.id, ()), now)
+        users = await jobs_by_node(session)
+        return await _view(session, node, users.get(node.id, NodeJobs()), now)
 
 
 async def _find(session: AsyncSession, name: str) -> NodeRow:
@@ -100,26 +101,7 @@ async def _find(session: AsyncSession, name: str) -> NodeRow:
     return found[0]
 
 
-async def _users(session: AsyncSession) -> dict[str, tuple[str, ...]]:
-    """Node -> jobs that have ranks there now."""
-    rows = await session.execute(
-        select(AttemptMember.job_id, AttemptMember.node_id, AttemptMember.host)
-        .join(JobRecord, JobRecord.id == AttemptMember.job_id)
-        .where(JobRecord.state.not_in(list(TERMINAL)), AttemptMember.attempt == JobRecord.attempt)
-        .order_by(AttemptMember.job_id)
-        .distinct()
-    )
-    found: dict[str, tuple[str, ...]] = {}
-    for job, node_id, host in rows:
-        name = node_name(node_id, host)
-        if job not in found.get(name, ()):
-            found[name] = (*found.get(name, ()), job)
-    return found
-
-
-async def _view(
-    session: AsyncSession, node: NodeRow, jobs: tuple[str, ...], now: float
-) -> NodeView:
+async def _view(session: AsyncSession, node: NodeRow, users: NodeJobs, now: float) -> NodeView:
     decision = nodes.quarantine_of(node)
     standing = standing_at(decision, now)
     in_force = standing is decision.state
@@ -132,7 +114,8 @@ async def _view(
         until=node.until if in_force else None,
         quarantines=node.strikes,
         there=nodes.is_present(node, now),
-        jobs=jobs,
+        jobs=users.ranks,
+        standby_of=users.standby,
         findings=tuple(NodeFindingView(**finding) for finding in node.findings),
         memory_gb_per_s=queries.finite_metrics(node.measured),
         incidents=tuple(map(NodeTroubleView.from_attributes, incidents[:MAX_INCIDENTS_SHOWN])),

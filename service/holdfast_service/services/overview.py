@@ -144,9 +144,10 @@ class Overview:
         return known[1]
 
     async def verdict(self, job_id: str) -> VerdictView:
+        folder = self._settings.program_folder(job_id)
         async with read_job(self._store, job_id) as (session, job):
             account = await self._accounts.get(session, job)
-            return verdict.verdict(await _standing(session, job, account, time.time()))
+            return verdict.verdict(await _standing(session, job, account, time.time(), folder))
 
     async def timeline(
         self, job_id: str, since: float | None = None, until: float | None = None
@@ -189,9 +190,10 @@ class Overview:
             rendering = asyncio.create_task(_render(rank_reading.heat_view, *ranks))
             try:
                 account = await self._accounts.get(session, job)
+                folder = self._settings.program_folder(job_id)
                 return GlanceView(
                     job=await queries.job_view(session, job),
-                    verdict=verdict.verdict(await _standing(session, job, account, now)),
+                    verdict=verdict.verdict(await _standing(session, job, account, now, folder)),
                     timeline=await _timeline(session, job, account, now),
                     heat=await rendering,
                 )
@@ -270,8 +272,10 @@ def _capacity(nodes: Sequence[NodeView], specs: Sequence[dict[str, Any]]) -> Clu
         nodes=len(usable),
         cpus=cpus,
         gpus=gpus,
-        free_nodes=max(
-            0, sum(not node.jobs for node in usable) - sum(demand.standbys for demand in held)
+        # A node that has become a standby since the attempt began is known by its job's spec only.
+        free_nodes=min(
+            sum(not node.jobs and not node.standby_of for node in usable),
+            max(0, len(usable) - sum(demand.nodes for demand in held)),
         ),
         free_cpus=max(0.0, cpus - held_cpus),
         free_gpus=max(0.0, gpus - held_gpus),
@@ -279,7 +283,7 @@ def _capacity(nodes: Sequence[NodeView], specs: Sequence[dict[str, Any]]) -> Clu
 
 
 async def _standing(
-    session: AsyncSession, job: JobRecord, account: Goodput, now: float
+    session: AsyncSession, job: JobRecord, account: Goodput, now: float, program_folder: str
 ) -> verdict.JobStanding:
     newest = await _NEWEST_INCIDENT.first(session, job=job.id)
     saved = await _NEWEST_CHECKPOINT.first(session, job=job.id)
@@ -287,6 +291,7 @@ async def _standing(
     ended = await _INCIDENTS.all(session, job=job.id) if state.terminal else []
     waiting = job.waiting if not state.terminal else None
     kind = program_levels.brings(job.spec)
+    level = program_levels.level_of(kind, job.attempt, job.program) or ProgramLevel.SCRIPT
     attempt = await queries.newest_attempt(session, job.id) if kind.is_program else None
     return verdict.JobStanding(
         state=state,
@@ -299,7 +304,8 @@ async def _standing(
         steps=job.steps or None,
         attempt=job.attempt,
         waiting=WaitingView(**waiting) if waiting else None,
-        level=program_levels.level_of(kind, job.attempt, job.program) or ProgramLevel.SCRIPT,
+        level=level,
+        reads_steps=program_levels.reads_steps(job.spec, level),
         has_step=job.cursor_attempt == job.attempt or _has_first_step(job, attempt),
         incidents=job.incidents,
         last=newest
@@ -309,9 +315,10 @@ async def _standing(
             closed_at=newest.closed_at,
         ),
         slow_ranks=tuple(sorted(int(rank) for rank in job.slow)) if state.on_cluster else (),
-        faults=tuple(_faults(ended)),
+        faults=tuple(_faults(ended, account)),
         saved_step=saved.step if saved else None,
         saved_uri=saved.uri if saved else None,
+        program_folder=program_folder,
         outcome_code=job.outcome_code,
         outcome_message=job.outcome_message or "",
         eta_s=job_row_stats.eta_s(job),
@@ -322,14 +329,15 @@ async def _standing(
     )
 
 
-def _faults(incidents: Sequence[IncidentRow]) -> Iterator[verdict.FaultCost]:
-    """What the faults cost that did not end the job; a resize is none."""
+def _faults(incidents: Sequence[IncidentRow], account: Goodput) -> Iterator[verdict.FaultCost]:
+    """What the faults cost that stopped the job and did not end it; a resize is none."""
     for row in incidents:
         record = read_incident(row.number, row.data)
-        if not record.end_code and record.cause != Cause.RESIZE:
-            total_s, outage_s = map(number, map(record.phases_s.get, ("total", "outage")))
-            lost = record.steps_lost if Fact.NEXT_RUNS in facts_of(record) else 0
-            yield verdict.FaultCost(lost, (total_s or 0.0) - (outage_s or 0.0))
+        stopped = Fact.NEXT_RUNS in facts_of(record)
+        if stopped and record.cause not in (Cause.RESIZE, Cause.REMOTE_UNAVAILABLE):
+            took_s = number(record.phases_s.get("total")) or 0.0
+            lost_s = account.lost_device_s.get(row.number, 0.0)
+            yield verdict.FaultCost(record.steps_lost, took_s, lost_s)
 
 
 def _has_first_step(job: JobRecord, newest: AttemptRow | None) -> bool:

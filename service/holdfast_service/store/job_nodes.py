@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.job_model.lifecycle import ON_CLUSTER
@@ -21,6 +22,34 @@ _UNWELL = Statement(
 
 RanksByNode = dict[str, dict[str, set[int]]]
 """Job id → node name → ranks of the job on that node; empty for the node of a standby."""
+
+
+@dataclass(frozen=True)
+class NodeJobs:
+    """The jobs that have a node at present: with ranks on it, or as their standby."""
+
+    ranks: tuple[str, ...] = ()
+    standby: tuple[str, ...] = ()
+
+
+async def jobs_by_node(session: AsyncSession) -> dict[str, NodeJobs]:
+    """The nodes that jobs have, by name; the jobs of a node in the order of their ids."""
+    ranks: dict[str, set[str]] = {}
+    standby: dict[str, set[str]] = {}
+    rows = await session.execute(
+        select(AttemptMember.job_id, AttemptMember.node_id, AttemptMember.host)
+        .join(JobRecord, JobRecord.id == AttemptMember.job_id)
+        .where(JobRecord.state.in_(list(ON_CLUSTER)), AttemptMember.attempt == JobRecord.attempt)
+        .distinct()
+    )
+    for job, node_id, host in rows:
+        ranks.setdefault(node_name(node_id, host), set()).add(job)
+    async for job, name in _standbys(session, JobRecord.state.in_(list(ON_CLUSTER))):
+        standby.setdefault(name, set()).add(job)
+    return {
+        name: NodeJobs(tuple(sorted(ranks.get(name, ()))), tuple(sorted(standby.get(name, ()))))
+        for name in ranks.keys() | standby.keys()
+    }
 
 
 async def unwell_nodes(
@@ -66,13 +95,21 @@ async def _ranks_by_node(session: AsyncSession, jobs: Collection[str]) -> RanksB
     )
     for job, node_id, host, rank in members:
         seats.setdefault(job, {}).setdefault(node_name(node_id, host), set()).add(rank)
+    async for job, name in _standbys(session, JobRecord.id.in_(jobs)):
+        seats.setdefault(job, {}).setdefault(name, set())
+    return seats
+
+
+async def _standbys(
+    session: AsyncSession, jobs: ColumnElement[bool]
+) -> AsyncIterator[tuple[str, str]]:
+    """(job, node) of each standby in the present attempt of these jobs."""
     attempts = await session.execute(
         select(AttemptRow.job_id, AttemptRow.standbys)
         .join(JobRecord, JobRecord.id == AttemptRow.job_id)
-        .where(JobRecord.id.in_(jobs), AttemptRow.number == JobRecord.attempt)
+        .where(jobs, AttemptRow.number == JobRecord.attempt)
     )
     for job, standbys in attempts:
         for standby in standbys:
-            name = node_name(str(standby.get("node_id") or ""), str(standby.get("host") or ""))
-            seats.setdefault(job, {}).setdefault(name, set())
-    return seats
+            node_id, host = str(standby.get("node_id") or ""), str(standby.get("host") or "")
+            yield job, node_name(node_id, host)

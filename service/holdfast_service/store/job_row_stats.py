@@ -58,6 +58,7 @@ async def _take_account(tx: JobTransaction) -> None:
     job = tx.job
     account = await accounts.goodput(tx.session, job, tx.now)
     job.productive_s = account.by_kind_s[TimeKind.PRODUCTIVE]
+    job.starting_s = account.by_kind_s[TimeKind.STARTING]
     job.held_s = account.held_s
     if job.held_since is not None:
         job.held_since = max(job.held_since, tx.now)

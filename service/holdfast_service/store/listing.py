@@ -21,6 +21,7 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from holdfast_service.errors import InvalidCursor
+from holdfast_service.job_model.goodput import is_settled
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.store import job_row_stats
@@ -58,6 +59,8 @@ ROW_COLUMNS = (
     JobRecord.loss,
     JobRecord.tokens_per_second,
     JobRecord.goodput,
+    JobRecord.productive_s,
+    JobRecord.starting_s,
     JobRecord.step_s,
     JobRecord.waiting,
     JobRecord.outcome_code,
@@ -170,7 +173,9 @@ def row(job: Any) -> JobRow:
         steps=job.steps or None,
         loss=number(job.loss),
         tokens_per_second=number(job.tokens_per_second),
-        goodput=number(job.goodput),
+        goodput=(goodput := number(job.goodput)),
+        goodput_settled=goodput is not None
+        and bool(is_settled(goodput, job.productive_s, job.starting_s)),
         eta_s=number(job_row_stats.eta_s(job)),
         waiting=WaitingView(**job.waiting) if job.waiting and not ended else None,
     )
@@ -181,9 +186,14 @@ _STATE_ORDER: ColumnElement[int] = case(
     value=JobRecord.state,
     else_=len(STATES),
 )
-_GOODPUT: ColumnElement[float] = func.coalesce(
-    JobRecord.goodput, 2.0
-)  # sorts after every real goodput
+_GOODPUT: ColumnElement[float] = case(  # of a job that has just started: after every other
+    (JobRecord.goodput.is_(None), 3.0),
+    (
+        is_settled(JobRecord.goodput, JobRecord.productive_s, JobRecord.starting_s),
+        JobRecord.goodput,
+    ),
+    else_=2.0,
+)
 
 
 def _sort_keys(sort: Sort) -> list[ColumnElement[Any]]:

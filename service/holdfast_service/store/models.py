@@ -114,6 +114,7 @@ class JobRecord(Leased, Base):
     goodput: Mapped[float | None]
     productive_s: Mapped[float] = mapped_column(default=0.0)
     held_s: Mapped[float] = mapped_column(default=0.0)
+    starting_s: Mapped[float] = mapped_column(default=0.0)  # before the first step of each stay
     held_since: Mapped[float | None]  # up to here `held_s` counts; None: not on the cluster
     step_s: Mapped[float | None]  # seconds per step at the present pace
     told_at: Mapped[float | None]  # time of the supervisor's last report
@@ -145,7 +146,7 @@ class JobRecord(Leased, Base):
     __table_args__ = (
         Index("ix_jobs_work", "cleaned", "lease_owner", "due_at"),
         Index("ix_jobs_changed", "changed"),
-        Index("ix_jobs_goodput", "goodput", "id"),
+        Index("ix_jobs_goodput", "goodput", "productive_s", "starting_s", "id"),
         Index("ix_jobs_search", "state", "name", "owner", "id"),  # covers all filters
     )
 
@@ -308,6 +309,7 @@ class NodeRow(Base):
     host: Mapped[str] = mapped_column(Text)
     cpus: Mapped[float]
     gpus: Mapped[float]
+    head: Mapped[bool] = mapped_column(default=False)  # the head of the cluster runs on it
     first_seen: Mapped[float]
     last_seen: Mapped[float]
     # The last decision about the node; see policy/quarantine.py.

@@ -122,6 +122,7 @@ async def record_seen(session: AsyncSession, seen: Iterable[NodeCapacity], now: 
     for node in await session.scalars(rows):
         node.cpus = sum(ray_node.cpus for ray_node in machines[node.id])
         node.gpus = sum(ray_node.gpus for ray_node in machines[node.id])
+        node.head = any(ray_node.head for ray_node in machines[node.id])
         node.last_seen = now
 
 

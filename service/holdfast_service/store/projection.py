@@ -120,8 +120,13 @@ async def store_report(
     end_held = bool(end) and (rows > 0 or (hold_end and lines > 0))
     if not end_held:
         await _store_events(tx, end, rules)
-    if not tx.state.terminal:
-        job.step = job.step if report.step is None else report.step
+    if tx.state.terminal:
+        if fresh and job.cursor_attempt == job.attempt:
+            job.step = max(job.step or 0, job.cursor_step)
+    else:
+        job.step = _newest_step(job, report)
+        if job.step is not None and job.step < job.cursor_step:
+            job.loss = None  # it is of a step that is computed again
         job.attempt = max(job.attempt, report.attempt)
         tx.enter(report.phase)
         job.waiting = _start_wait(job, report)
@@ -132,6 +137,13 @@ async def store_report(
                 tx.session, job.id, tx.now, report.attempt, report.beats, fresh
             )
     return StoredReport(rows=rows, lines=lines, end_held=end_held)
+
+
+def _newest_step(job: JobRecord, report: SupervisorReport) -> int | None:
+    """The newest step of the present attempt: its rows may be ahead of the report's step."""
+    step = job.step if report.step is None else report.step
+    has_rows = job.cursor_attempt == report.attempt > 0
+    return max(step or 0, job.cursor_step) if has_rows else step
 
 
 def _start_wait(job: JobRecord, report: SupervisorReport) -> dict[str, Any] | None:
@@ -160,11 +172,17 @@ async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[Step
         tx.emit(lost)
     newest: StepRow = max(rows, key=lambda row: (row.attempt, row.step))
     job.cursor_attempt, job.cursor_step = newest.attempt, newest.step
-    known_losses = [loss for row in rows if (loss := number(row.loss)) is not None]
+    known_losses = [
+        loss
+        for row in rows
+        if row.attempt == newest.attempt and (loss := number(row.loss)) is not None
+    ]
     if not is_program:
         job.loss = number(newest.loss)
     elif known_losses:  # a program need not report its loss in every step
         job.loss = known_losses[-1]
+    elif newest.attempt != known[0]:
+        job.loss = None
     for row in rows:
         if (waited := number(row.checkpoint_wait_s)) is not None:
             tx.measured("memory", "wait", waited)

@@ -35,6 +35,7 @@ from holdfast_service.views.checkpoints import CheckpointView
 from holdfast_service.views.event_text import event_text, event_until
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.history import EventView, LogLineView
+from holdfast_service.views.incident_facts import has_all_rows
 from holdfast_service.views.incident_text import incident_text, incident_title
 from holdfast_service.views.incidents import (
     BudgetView,
@@ -53,6 +54,7 @@ from holdfast_service.views.jobs import (
     WaitingView,
 )
 from holdfast_service.views.nodes import UnwellNodeView
+from holdfast_service.views.wording import device_time
 from holdfast_workers.checkpoint.marks import Marks
 
 _AFTER: BindParameter[int] = bindparam("after", type_=BigInteger)
@@ -156,7 +158,7 @@ async def attempt_views(
 
 async def incident_views(
     session: AsyncSession,
-    job_id: str,
+    job: JobRecord,
     after: int,
     limit: int,
     lost: Mapping[int, float],
@@ -164,10 +166,11 @@ async def incident_views(
 ) -> list[IncidentView]:
     """The job's incidents. `lost`: incident number → device-seconds that the incident cost.
     `formed`: the worlds of all attempts."""
-    incidents = await _INCIDENTS_AFTER.all(session, job=job_id, after=after, most=limit)
+    incidents = await _INCIDENTS_AFTER.all(session, job=job.id, after=after, most=limit)
     changes = mesh_changes(formed)
     return [
         _incident_view(
+            job,
             incident,
             lost=lost.get(incident.number, 0.0),
             mesh_change=mesh_change_view(changes.get(incident.number)),
@@ -275,9 +278,13 @@ def _attempt_view(attempt: AttemptRow, members: list[MemberView]) -> AttemptView
 
 
 def _incident_view(
-    row: IncidentRow, *, lost: float, mesh_change: MeshChangeView | None
+    job: JobRecord, row: IncidentRow, *, lost: float, mesh_change: MeshChangeView | None
 ) -> IncidentView:
     incident = read_incident(row.number, row.data)
+    is_final = State(job.state).terminal or (
+        row.closed_at is not None and has_all_rows(incident, job.cursor_attempt)
+    )
+    final = lost if is_final else None
     view = IncidentView.from_attributes(
         incident,
         number=row.number,
@@ -286,7 +293,8 @@ def _incident_view(
         budget=_budget_view(incident.budget),
         attempts_lost=len(incident.failures) + len(incident.preemptions),
         mesh_change=mesh_change,
-        device_seconds_lost=lost,
+        device_seconds_lost=final,
+        cost=device_time(final) if final else "",
         tiers={str(rank): tier for rank, tier in incident.tiers.items()},
         phases_s={phase: number(seconds) for phase, seconds in incident.phases_s.items()},
         signalled_at=number(incident.signalled_at),

@@ -185,9 +185,10 @@ class JobTransaction:
         until: float | None = None,
         reserved: Reservation | None = None,
         asked: GrowthRequest | None = None,
-        event: type[WaitEvent] = WaitingEvent,
+        event: type[WaitEvent] | None = WaitingEvent,
     ) -> None:
-        """Store what the job waits for; emits an event only if the resource has changed."""
+        """Store what the job waits for; emits an event, if any, only if the resource has
+        changed."""
         known = self.job.waiting
         same = known is not None and known["resource"] == resource
         self.job.waiting = {
@@ -198,7 +199,7 @@ class JobTransaction:
             "reserved": None if reserved is None else asdict(reserved),
             "asked": None if asked is None else self._asked(asked),
         }
-        if not same:
+        if event is not None and not same:
             self.emit(event(resource=resource, reason=reason, until=until))
 
     def _asked(self, request: GrowthRequest) -> dict[str, Any]:

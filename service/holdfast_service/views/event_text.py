@@ -39,7 +39,7 @@ SENTENCES: Mapping[str, str] = {
     EventKind.ATTEMPT_FORMING: "attempt {attempt} is forming[ with {world_size}]"
     "[ on the mesh {mesh}]",
     EventKind.ATTEMPT_RUNNING: "attempt {attempt} is running[, and its first step is {first_step}]",
-    EventKind.ATTEMPT_ENDED: "attempt {attempt} ended[, its last known step is {last_step}]"
+    EventKind.ATTEMPT_ENDED: "attempt {attempt} ended[, the last step known by then is {last_step}]"
     "[: {reason}]",
     EventKind.INCIDENT_OPENED: "incident {incident} was opened, because {cause}[: {evidence}]",
     EventKind.INCIDENT_UPDATED: "incident {incident} was updated"
@@ -57,7 +57,7 @@ SENTENCES: Mapping[str, str] = {
     EventKind.PROGRAM_RESUMED: "the first step seen of attempt {attempt} is {first_step}"
     "[, {steps_lost} lost]",
     EventKind.MEMORY_PLACED: "the memory checkpoints of attempt {attempt} were placed"
-    "[, copies: {copies}]",
+    "[, copies on other nodes: {copies}]",
     EventKind.PROGRAM_ATTACHED: "the program of attempt {attempt} attached[ through {integration}] "
     "at level {level}",
     EventKind.DIGEST_MISMATCH: "the digest of step {step} in attempt {attempt} differs from the "

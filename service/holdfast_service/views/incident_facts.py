@@ -8,6 +8,8 @@ would make it known. This table is the only place that decides it, for all level
 | step that the next attempt went on from | if its output names each | if it reports each | always |
 | steps lost | the same | if one was reported before | always |
 | tier of the restored state | never | level 2: what was offered to it | always |
+| phases `restore`, `first_step` | never; the start of the program | the same | always |
+| cost | once closed | once a step of the next attempt is stored | the same |
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.program_levels import STEPS_BECOME_KNOWN_BY, ProgramLevel
 from holdfast_service.policy.decision_ladder import Action
 from holdfast_service.views.wording import plural
@@ -49,12 +52,23 @@ class Fact(Enum):
     STEPS_LOST = auto()  # how many steps are computed again
     SOME_LOST = auto()  # that is at least one
     TIERS = auto()  # from which tier Holdfast restored the state, or offered it to a program
+    COST = auto()  # the device time that it cost: it is final, and not zero
     OVER = auto()  # it is closed
     JOB_ENDED = auto()  # the job ended with it
 
 
-def facts_of(incident: IncidentFacts, tiers: bool = False) -> frozenset[Fact]:
-    """The facts that the record has. `tiers`: whether it has tiers."""
+def has_all_rows(incident: IncidentRecord, newest: int) -> bool:
+    """Whether all rows of steps that the incident's cost depends on are stored: none is stored any
+    more after a row of a later attempt. `newest`: the attempt of the newest row; 0: there is none,
+    and a program that has shown no step has none to wait for."""
+    is_silent = not newest and incident.level < ProgramLevel.CONTEXT
+    return is_silent or newest >= incident.next_attempt
+
+
+def facts_of(
+    incident: IncidentFacts, *, tiers: bool = False, cost: bool = False
+) -> frozenset[Fact]:
+    """The facts that the record has. `tiers`: whether it has tiers; `cost`: a final cost."""
     restored, lost = incident.restored_step, incident.steps_lost
     is_over, ended = incident.closed_at is not None, bool(incident.end_code)
     known: Mapping[Fact, bool] = {
@@ -65,6 +79,7 @@ def facts_of(incident: IncidentFacts, tiers: bool = False) -> frozenset[Fact]:
         Fact.STEPS_LOST: lost is not None,
         Fact.SOME_LOST: bool(lost),
         Fact.TIERS: tiers,
+        Fact.COST: cost,
         Fact.OVER: is_over,
         Fact.JOB_ENDED: ended,
     }
@@ -82,7 +97,7 @@ class FactSentence:
     needs: frozenset[Fact]
     lacks: frozenset[Fact]
     text: str
-    """With fields of the incident, and `{lost}`, `{device_s}`, `{tiers}` and `{known_by}`."""
+    """With fields of the incident, and `{lost}`, `{cost}`, `{tiers}` and `{known_by}`."""
 
     def fits(self, facts: frozenset[Fact]) -> bool:
         return self.needs <= facts and not self.lacks & facts
@@ -92,7 +107,6 @@ def _sentence(text: str, *needs: Fact, lacks: tuple[Fact, ...] = ()) -> FactSent
     return FactSentence(frozenset(needs), frozenset(lacks), text)
 
 
-_COST = "the incident cost {device_s:.1f} device-seconds"
 RESTORE_SENTENCES: tuple[FactSentence, ...] = (
     _sentence(
         "The next attempt starts from step {restored_step}.",
@@ -121,18 +135,20 @@ RESTORE_SENTENCES: tuple[FactSentence, ...] = (
         *(Fact.NEXT_RUNS, Fact.OWN_LOOP),
         lacks=(Fact.RESTORED_STEP,),
     ),
+    _sentence("No step was lost.", *(Fact.STEPS_LOST, Fact.NEXT_RUNS), lacks=(Fact.SOME_LOST,)),
+    _sentence("{lost} lost.", Fact.SOME_LOST, Fact.NEXT_RUNS),
     _sentence(
-        "No step was lost, and " + _COST + ".",
-        *(Fact.STEPS_LOST, Fact.NEXT_RUNS),
-        lacks=(Fact.SOME_LOST,),
-    ),
-    _sentence("{lost} lost, and " + _COST + ".", Fact.SOME_LOST, Fact.NEXT_RUNS),
-    _sentence(
-        "How many steps were lost is not known; " + _COST + " besides them.",
+        "How many steps were lost is not known.",
         *(Fact.NEXT_RUNS, Fact.OWN_LOOP),
         lacks=(Fact.STEPS_LOST,),
     ),
-    _sentence("The incident cost {device_s:.1f} device-seconds.", Fact.JOB_ENDED),
+    _sentence("The incident cost {cost}.", *(Fact.COST, Fact.STEPS_LOST, Fact.NEXT_RUNS)),
+    _sentence(
+        "Besides such steps, the incident cost {cost}.",
+        *(Fact.COST, Fact.NEXT_RUNS, Fact.OWN_LOOP),
+        lacks=(Fact.STEPS_LOST,),
+    ),
+    _sentence("The incident cost {cost}.", Fact.COST, Fact.JOB_ENDED),
     _sentence("The state came from {tiers}.", Fact.TIERS, Fact.NEXT_RUNS, lacks=(Fact.OWN_LOOP,)),
     _sentence(
         "Holdfast offered the program the state in {tiers}.",

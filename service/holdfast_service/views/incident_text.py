@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from holdfast_service.job_model.program_levels import ProgramLevel
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.incident_parts import LostItem, SharedStack, SuspectedRank
 from holdfast_service.views.cause_words import cause_words
@@ -46,7 +47,7 @@ TIER_NAMES = {
     "init": "the job's initial state",
 }
 PHASES = {
-    "detect": "the detection",
+    "detect": "the report of the fault",
     "gather": "gathering faults",
     "fence": "fencing",
     "decide": "the decision",
@@ -55,8 +56,13 @@ PHASES = {
     "first_step": "the first step",
     "outage": "the outage",
 }
-"""The phases of an incident in their order; `total` is their sum."""
+"""The phases of an incident in their order; `total` is their sum. What the goodput account calls
+detection, from the last finished step to the first signal, is before them."""
+OF_PROGRAM = {**PHASES, "first_step": "the start of the program"}
+"""The same of a program, which starts again, and loads its state by itself."""
 SHOWN_FRAMES = 6
+LEAST_S = 0.0005
+"""A shorter phase would read as 0 ms."""
 
 
 def incident_title(incident: IncidentView) -> str:
@@ -84,7 +90,7 @@ def incident_text(incident: IncidentView) -> Iterator[IncidentSentence]:
         subject.REFUSED: _refused_sentences(incident),
         subject.BUDGET: [] if incident.budget is None else [budget_sentence(incident.budget)],
         subject.RESTORE: _restore_sentences(incident),
-        subject.PHASES: _phase_sentences(incident.phases_s),
+        subject.PHASES: _phase_sentences(incident),
         subject.END: _end_sentences(incident),
     }
     for about in SentenceSubject:
@@ -205,22 +211,24 @@ def _restore_sentences(incident: IncidentView) -> Iterator[str]:
     values = {
         "restored_step": incident.restored_step,
         "lost": f"{plural(steps, 'step')} {'was' if steps == 1 else 'were'}",
-        "device_s": incident.device_seconds_lost,
+        "cost": incident.cost,
         "tiers": tiers_text(incident.tiers),
         "known_by": known_by(incident),
     }
-    facts = facts_of(incident, bool(incident.tiers))
+    facts = facts_of(incident, tiers=bool(incident.tiers), cost=bool(incident.cost))
     return chosen(RESTORE_SENTENCES, facts, values)
 
 
-def _phase_sentences(phases_s: Mapping[str, float | None]) -> Iterator[str]:
-    """`The recovery took 32 ms: 2 ms for the detection and 30 ms for the restore.`; none without
+def _phase_sentences(incident: IncidentView) -> Iterator[str]:
+    """`The recovery took 32 ms: 2 ms for the decision and 30 ms for the restore.`; none without
     a measurement."""
+    phases_s = incident.phases_s
+    names = OF_PROGRAM if incident.level < ProgramLevel.CONTEXT else PHASES
     order = [*PHASES, *sorted(set(phases_s) - set(PHASES) - {"total"})]
     parts = [
-        f"{duration(value)} for {PHASES.get(name, name.replace('_', ' '))}"
+        f"{duration(value)} for {names.get(name, name.replace('_', ' '))}"
         for name in order
-        if (value := phases_s.get(name)) is not None
+        if (value := phases_s.get(name)) is not None and value >= LEAST_S
     ]
     total = phases_s.get("total")
     if total is not None:

@@ -63,7 +63,7 @@ class IncidentSentence(View):
 
 
 class IncidentView(View):
-    """One fault, or one resize, from its first signal to the first new step."""
+    """One fault, or one resize, from its first signal to the first step of the next attempt."""
 
     number: int
     title: str = Field(default="", description="the fault in a clause: `a node was lost`")
@@ -106,10 +106,13 @@ class IncidentView(View):
         description="step that the next attempt went on from; null: not known"
     )
     steps_lost: int | None = Field(description="steps computed again; null: not known")
-    device_seconds_lost: float = Field(
-        default=0.0,
+    device_seconds_lost: float | None = Field(
+        default=None,
         description="from the goodput account (`/goodput`): detection, recovery and repeated "
-        "steps; up to now while the incident is open",
+        "steps; null: not final yet, as no step after it is stored",
+    )
+    cost: str = Field(
+        default="", description="the same as it is shown, `2.7 device-seconds`; empty: null or zero"
     )
     tiers: dict[str, str] = Field(
         description="rank -> tier of the state that Holdfast restored, or offered to a program"

@@ -34,6 +34,11 @@ class JobRow(View):
     loss: float | None
     tokens_per_second: float | None
     goodput: float | None = Field(description="as last updated; `/goodput` has the exact account")
+    goodput_settled: bool = Field(
+        default=False,
+        description="the goodput says how the job trains; false: its start is still a large part "
+        "of its time",
+    )
     eta_s: float | None = Field(description="at the present pace; null: the job makes no steps")
     waiting: WaitingView | None
     outcome_code: str | None
@@ -62,7 +67,7 @@ class ClusterCapacityView(View):
     cpus: float
     gpus: float
     free_nodes: int = Field(
-        description="nodes without ranks, less one for each standby node of a job"
+        description="nodes without ranks that are not the standby of a job either"
     )
     free_cpus: float
     free_gpus: float

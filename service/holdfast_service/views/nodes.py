@@ -58,9 +58,13 @@ class NodeView(View):
     there: bool = Field(description="the node is in the cluster now")
     cpus: float
     gpus: float
+    head: bool = Field(default=False, description="the head of the cluster runs on the node")
     first_seen: Time
     last_seen: Time
     jobs: tuple[str, ...] = Field(description="jobs with ranks on the node now")
+    standby_of: tuple[str, ...] = Field(
+        default=(), description="jobs that keep the node to replace another one"
+    )
     findings: tuple[NodeFindingView, ...] = Field(
         description="reported by the last job on the node"
     )

@@ -33,6 +33,12 @@ class VerdictView(View):
     device_hours_lost: float
     fresh_at: Time = Field(description="time of the supervisor's last report, or of the job's end")
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The sentences in order. Of an ended job: how it ended, the faults that it survived with
+        what was lost to them, and where its result lies."""
+        return tuple(filter(None, (self.doing, self.last, self.next)))
+
 
 class SpanKind(StrEnum):
     """The activity during a span of a job's life."""

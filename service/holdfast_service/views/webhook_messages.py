@@ -1,4 +1,8 @@
-"""The messages sent to a webhook: which events, their content, and their signature. Pure."""
+"""The messages sent to a webhook: which events, their content, and their signature. Pure.
+
+The content is stored with its event. What sums up an ended job is added when the message is sent:
+the account of the job is complete only once all that its end stores is stored.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import hashlib
 import hmac
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from holdfast_service.job_model.events.codec import AnyEvent, encode
@@ -50,15 +54,27 @@ def message(job_id: str, name: str, seq: int, at: float, event: AnyEvent) -> dic
     }
 
 
-def body(content: Mapping[str, Any], message_format: WebhookFormat) -> bytes:
+def is_end_of_job(content: Mapping[str, Any]) -> bool:
+    """Whether the message reports the end of its job."""
+    return bool(content["kind"] == EventKind.JOB_STATE)
+
+
+def body(
+    content: Mapping[str, Any], message_format: WebhookFormat, summary: Sequence[str] | None = None
+) -> bytes:
+    """`summary`: of the job, if the message reports its end; see `VerdictView.lines`."""
     if message_format == "slack":
         of = EventKind.INCIDENT_OPENED if content.get("end_code") else content["kind"]
         mark = _MARKS[content.get("to", of)]  # an incident that ended the job was not resolved
         line = f"{mark} *{content['job']['name']}*: {content['text']}"
         # Slack takes `<!channel>` in a user's error for a call to everybody.
-        payload = {"text": html.escape(line, quote=False)}
+        payload: dict[str, Any] = {
+            "text": html.escape("\n".join((line, *(summary or ()))), quote=False)
+        }
     else:
         payload = {**content, "at": rfc3339(content["at"])}
+        if summary is not None:
+            payload["summary"] = list(summary)
     return json.dumps(payload, separators=(",", ":"), default=str).encode()
 
 

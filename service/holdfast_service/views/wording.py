@@ -23,8 +23,9 @@ def enumeration(parts: Sequence[str]) -> str:
     return " and ".join([*([", ".join(parts[:-1])] if parts[:-1] else []), *parts[-1:]])
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def plural(count: int, noun: str, several: str = "") -> str:
+    """`several`: the plural of a noun that takes no `s`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {several or f'{noun}s'}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -58,3 +59,22 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def device_time(device_s: float) -> str:
+    """`42 device-seconds`, `1.24 device-hours`: hours of a short job would all be 0.00. What is
+    not nothing is never 0.0."""
+    if device_s >= 3600:
+        return f"{device_s / 3600:.2f} device-hours"
+    if 0 < device_s < 0.1:
+        return f"{device_s:.1g} device-seconds"
+    return f"{device_s:.{0 if device_s >= 10 else 1}f} device-seconds"
+
+
+def device_share(part_s: float, whole_s: float) -> str:
+    """`12 of 340 device-seconds`, `42 device-seconds of 17.78 device-hours`."""
+    part, whole = device_time(part_s), device_time(whole_s)
+    if 360 <= part_s < 3600 <= whole_s:
+        part = f"{part_s / 3600:.2f} device-hours"
+    amount, _, unit = part.partition(" ")
+    return f"{amount} of {whole}" if whole.endswith(unit) else f"{part} of {whole}"

@@ -34,7 +34,9 @@ FEW = settings(
 @pytest.mark.timeout(180)
 def test_responses_conform_to_the_document(tmp_path: Path) -> None:
     with live_server(tmp_path) as server:
-        schema = schemathesis.openapi.from_url(f"{server.address}/api/v1/openapi.json")
+        schema = schemathesis.openapi.from_url(
+            f"{server.address}/api/v1/openapi.json", timeout=DEADLINE_S
+        )
         tested = 0
         for result in schema.exclude(path="/metrics").get_all_operations():
             assert isinstance(result, Ok)

@@ -16,6 +16,7 @@ from holdfast_service.job_model.goodput import (
     TimeKind,
     account,
     is_lost,
+    is_settled,
 )
 from holdfast_service.job_model.world_history import FormedWorld, WorldPeriod, world_periods
 
@@ -292,3 +293,19 @@ def test_a_period_that_is_split_changes_nothing(
 
 def _us(seconds: float) -> int:
     return round(seconds * 1e6)
+
+
+@given(st.floats(0.0, 1e6), st.just(0.0) | st.floats(1e-3, 1e6), st.floats(0.0, 1e6))
+def test_a_start_alone_makes_no_settled_goodput_low(
+    starting_s: float, productive_s: float, lost_s: float
+) -> None:
+    held_s = starting_s + productive_s
+    if held_s and is_settled(productive_s / held_s, productive_s, starting_s):
+        assert productive_s / held_s >= 0.9 - 1e-9
+    with_losses_s = held_s + lost_s
+    if productive_s > 1.0 and with_losses_s > 61.0 + 10.1 * starting_s:
+        assert is_settled(productive_s / with_losses_s, productive_s, starting_s)
+
+
+def test_the_goodput_of_a_job_without_steps_is_not_settled() -> None:
+    assert not is_settled(0.0, 0.0, 0.0)

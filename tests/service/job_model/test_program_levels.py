@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from holdfast_service.job_model.program_levels import (
@@ -11,6 +13,7 @@ from holdfast_service.job_model.program_levels import (
     brings,
     level_of,
     next_level,
+    reads_steps,
 )
 
 
@@ -48,3 +51,24 @@ def test_the_lines_of_a_level_are_python(kind: Brings, level: ProgramLevel) -> N
     following = next_level(kind, ProgramLevel(level - 1), shows_steps=True)
     assert following is not None
     compile(following.lines, "<lines>", "exec")
+
+
+def test_printed_steps_become_known_without_a_change_of_the_code() -> None:
+    """Where none is known yet, and not in the place of lines that the program has already."""
+    for kind in (Brings.SCRIPT, Brings.COMMAND):
+        for level in ProgramLevel:
+            for shows_steps in (False, True):
+                following = next_level(kind, level, shows_steps=shows_steps)
+                lines = following.lines if following else ""
+                assert ("program.metrics" in lines) is (level == 0 and not shows_steps)
+                compile(lines, "<lines>", "exec")
+                if pattern := re.search(r"program\.metrics=(.*)'", lines):
+                    assert re.search(pattern[1], "step 7 loss 0.25")
+
+
+def test_steps_are_read_from_lines_and_files_and_from_level_1_on() -> None:
+    assert not reads_steps({"script": ["train.py"], "program": {"metrics": None}}, ProgramLevel(0))
+    assert not reads_steps({"script": ["train.py"]}, ProgramLevel.SCRIPT)
+    assert reads_steps({"program": {"metrics": "(?P<step>[0-9]+)"}}, ProgramLevel.SCRIPT)
+    assert reads_steps({"program": {"event_files": "runs"}}, ProgramLevel.SCRIPT)
+    assert reads_steps({}, ProgramLevel.PLUGIN)

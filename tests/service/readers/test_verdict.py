@@ -84,6 +84,13 @@ def test_a_program_may_take_a_number_of_steps_that_is_not_known(
     assert result.doing == doing and (result.next is None or "left" not in result.next)
 
 
+def test_an_ended_program_names_the_folder_of_its_relative_paths() -> None:
+    ended = replace(RUNNING, state=State.SUCCEEDED, level=ProgramLevel.SCRIPT)
+    result = verdict(replace(ended, program_folder="/runs/1/cache/programs/4711"))
+    assert result.next is not None
+    assert result.next.endswith("relative paths are in /runs/1/cache/programs/4711.")
+
+
 def test_a_resolved_incident_is_the_last_event() -> None:
     result = verdict(replace(RUNNING, incidents=3, last=INCIDENT))
     assert (
@@ -139,8 +146,17 @@ def test_every_state_has_a_description(state: State) -> None:
 
 
 def test_durations_are_short() -> None:
-    shown = [duration(seconds) for seconds in (0.2, 45, 720, 12_000, 7_200, 187_200)]
-    assert shown == ["0.2 s", "45 s", "12 min", "3 h 20 min", "2 h", "2 d 4 h"]
+    shown = [duration(seconds) for seconds in (0.2, 45, 720, 734, 3599.7, 12_000, 7_200, 187_200)]
+    assert shown == [
+        "0.2 s",
+        "45 s",
+        "12 min",
+        "12 min 14 s",
+        "1 h",
+        "3 h 20 min",
+        "2 h",
+        "2 d 4 h",
+    ]
 
 
 PROGRAM = replace(
@@ -168,6 +184,11 @@ def test_a_running_program_without_a_step_in_this_attempt_says_so(
     assert (result.headline, result.doing) == ("Running", doing)
 
 
+def test_steps_that_nobody_reads_are_not_steps_that_the_program_does_not_make() -> None:
+    silent = replace(PROGRAM, level=ProgramLevel.SCRIPT, step=None, reads_steps=False)
+    assert verdict(silent).doing == "The program runs; its steps are not read at this level."
+
+
 def test_no_step_is_named_of_a_program_that_reports_none() -> None:
     silent = replace(PROGRAM, level=ProgramLevel.SCRIPT, step=None, ended_at=9_000.0)
     for state in State:
@@ -193,17 +214,49 @@ ENDED = replace(RUNNING, state=State.SUCCEEDED, step=1000, ended_at=9_000.0)
         ([], "No fault interrupted it."),
         (
             [0],
-            "It survived 1 fault: no step, 1.5 s and 0.80 of 17.78 device-hours were lost to",
+            "It survived 1 fault, which took 1.5 s until the job ran again (0.80 of 17.78 "
+            "device-hours); no step was repeated.",
         ),
-        ([3, 9], "It survived 2 faults: 12 steps, 3.0 s and 0.80 of 17.78 device-hours were lost "),
-        ([3, None], "It survived 2 faults: 3 steps or more, 3.0 s and 0.80 of 17.78 device-hours "),
+        (
+            [1],
+            "It survived 1 fault, which took 1.5 s until the job ran again (0.80 of 17.78 "
+            "device-hours); 1 step was repeated.",
+        ),
+        (
+            [3, 9],
+            "It survived 2 faults, which took 3.0 s in all until the job ran again (0.80 of "
+            "17.78 device-hours); 12 steps were repeated.",
+        ),
+        (
+            [1, None],
+            "It survived 2 faults, which took 3.0 s in all until the job ran again (0.80 of "
+            "17.78 device-hours); 1 step or more were repeated.",
+        ),
+        (
+            [None],
+            "It survived 1 fault, which took 1.5 s until the job ran again (0.80 of 17.78 "
+            "device-hours); how many steps it repeated is not known.",
+        ),
     ],
 )
 def test_the_end_of_a_job_is_summed_up(lost: list[int | None], told: str) -> None:
-    faults = tuple(FaultCost(steps, 1.5) for steps in lost)
+    faults = tuple(FaultCost(steps, 1.5, 2880 / len(lost)) for steps in lost)
     result = verdict(replace(ENDED, faults=faults, saved_step=1000, saved_uri="/ckpt/1000"))
-    assert result.last is not None and result.last.startswith(told)
+    assert result.last == told
     assert result.next == "The state at step 1,000 lies in /ckpt/1000."
+
+
+def test_a_loss_that_is_small_beside_all_that_was_used_is_not_nothing() -> None:
+    """A level 0 program, whose steps nobody reads."""
+    faults = (FaultCost(None, 0.5, 1.1),)
+    job = replace(ENDED, level=ProgramLevel.SCRIPT, reads_steps=False, faults=faults)
+    short = verdict(replace(job, held_device_s=108.0)).last
+    assert short == (
+        "It survived 1 fault, which took 0.5 s until the job ran again (1.1 of 108 "
+        "device-seconds); how many steps it repeated is not known at this level."
+    )
+    long = verdict(replace(job, held_device_s=7200.0)).last
+    assert long is not None and "(1.1 device-seconds of 2.00 device-hours)" in long
 
 
 def test_the_result_of_a_program_is_its_own() -> None:
@@ -214,10 +267,10 @@ def test_the_result_of_a_program_is_its_own() -> None:
 
 def test_a_fault_beside_the_one_that_ended_the_job_is_counted() -> None:
     ending = replace(INCIDENT, decision="stop", steps_lost=None, end_code="no_progress")
-    job = replace(ENDED, incidents=3, last=ending, faults=(FaultCost(2, 1.0),))
+    job = replace(ENDED, incidents=3, last=ending, faults=(FaultCost(2, 1.0, 2880.0),))
     assert verdict(replace(job, state=State.FAILED)).last == (
-        "Incident 3 of 3, a lost node, ended the job. It survived 1 fault: 2 steps, 1.0 s and 0.80 "
-        "of 17.78 device-hours were lost to it."
+        "Incident 3 of 3, a lost node, ended the job. It survived 1 fault, which took 1.0 s until "
+        "the job ran again (0.80 of 17.78 device-hours); 2 steps were repeated."
     )
     left = verdict(replace(job, state=State.CANCELLED)).last
     assert left is not None and left.startswith("Incident 3 of 3, a lost node, was open when")

@@ -25,7 +25,7 @@ from tests.support.service.job_drives import (
     until_waits,
 )
 
-from holdfast_service.job_model.lifecycle import TERMINAL, State
+from holdfast_service.job_model.lifecycle import START_WAIT, TERMINAL, State
 from holdfast_service.job_model.log_filters import LogFilter
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
@@ -43,7 +43,8 @@ from holdfast_service.services.fault_injection import InjectionService
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_service.store.models import Event, JobRecord
+from holdfast_service.store.models import Event, Intent, JobRecord
+from holdfast_service.store.transaction import Effect
 
 
 async def test_a_job_goes_from_the_queue_to_its_end(
@@ -266,12 +267,28 @@ async def test_a_supervisor_that_answers_late_is_followed_although_polls_are_rar
     async with reconciling(store, cluster, rarely):
         supervisor = await submitted(jobs, cluster)
         job_id = supervisor.launch.job_id
-        await until_waits(jobs, job_id, "supervisor")
+        await until_waits(jobs, job_id, START_WAIT)  # a slow start is no fault
         supervisor.form(1)
         supervisor.enter(Phase.RUNNING)
         cluster.silent.clear()
         await until_state(jobs, job_id, State.RUNNING)
     assert cluster.asked[job_id] == 1
+
+
+@pytest.mark.parametrize(
+    ("told_at", "now", "is_new"),
+    [
+        (None, 1000.0 + 59.0, True),
+        (990.0, 1000.0 + 59.0, True),  # that of the stay before a pause
+        (1001.0, 1000.0 + 2.0, False),  # it has answered, and does not now
+        (None, 1000.0 + 61.0, False),  # late: its wait names the error
+    ],
+)
+def test_a_supervisor_that_starts_is_no_silent_one(
+    told_at: float | None, now: float, is_new: bool
+) -> None:
+    start = Intent(job_id="j", name=Effect.START, at=1000.0, done_at=1000.5, times=1)
+    assert job_driver._is_new(JobRecord(told_at=told_at), start, now) is is_new
 
 
 async def test_a_supervisor_that_is_lost_too_often_ends_the_job(

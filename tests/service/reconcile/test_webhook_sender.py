@@ -8,12 +8,14 @@ import hashlib
 import hmac
 import json
 import re
+from dataclasses import asdict
 
 import httpx
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import func, select
 from tests.support.waiting import DEADLINE_S
+from tests.support.web.seed_events import store_events
 
 from holdfast_service.job_model.events.attempts import AttemptEndedEvent
 from holdfast_service.job_model.events.codec import AnyEvent
@@ -22,6 +24,7 @@ from holdfast_service.job_model.events.incidents import (
     IncidentOpenedEvent,
     IncidentRecord,
 )
+from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.events.progress import JobStateEvent
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.reconcile.webhook_sender import (
@@ -31,14 +34,21 @@ from holdfast_service.reconcile.webhook_sender import (
     WebhookSender,
 )
 from holdfast_service.services.jobs import JobService
+from holdfast_service.services.overview import Overview
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 from holdfast_service.store.models import Outbox
 from holdfast_service.store.transaction import job_transaction
 from holdfast_service.views import webhook_messages
+from holdfast_service.views.timeline import VerdictView
 
 INCIDENT = IncidentRecord(
-    incident=1, cause="hang", decision="ignore", steps_lost=0, phases_s={"total": 0.25}
+    incident=1,
+    cause="hang",
+    decision="restart_worker",
+    steps_lost=0,
+    closed_at=5.0,
+    phases_s={"total": 0.25},
 )
 
 
@@ -92,10 +102,10 @@ async def test_a_message_is_stored_in_the_transaction_of_its_event(
 
 
 async def test_an_accepted_message_is_signed_and_sent_once(
-    store: Store, jobs: JobService, webhook_settings: Settings
+    store: Store, jobs: JobService, overview: Overview, webhook_settings: Settings
 ) -> None:
     job_id = await emit_incident(store, jobs)
-    receiver, hooks = Receiver(), WebhookSender(store, webhook_settings)
+    receiver, hooks = Receiver(), WebhookSender(store, webhook_settings, overview)
     async with receiver.client() as client:
         assert [await hooks.send_due(client, 2000.0 + n) for n in range(2)] == [1, 0]
     (request,) = receiver.requests
@@ -110,10 +120,10 @@ async def test_an_accepted_message_is_signed_and_sent_once(
 
 
 async def test_a_failed_message_is_retried_under_the_same_id_and_finally_abandoned(
-    store: Store, jobs: JobService, webhook_settings: Settings
+    store: Store, jobs: JobService, overview: Overview, webhook_settings: Settings
 ) -> None:
     await emit_incident(store, jobs)
-    receiver, hooks, now = Receiver(), WebhookSender(store, webhook_settings), 2000.0
+    receiver, hooks, now = Receiver(), WebhookSender(store, webhook_settings, overview), 2000.0
     receiver.status = 503
     async with receiver.client() as client:
         await hooks.send_due(client, now)
@@ -127,11 +137,11 @@ async def test_a_failed_message_is_retried_under_the_same_id_and_finally_abandon
 
 
 async def test_a_message_claimed_by_a_dead_server_is_sent_by_another_server(
-    store: Store, jobs: JobService, webhook_settings: Settings
+    store: Store, jobs: JobService, overview: Overview, webhook_settings: Settings
 ) -> None:
     await emit_incident(store, jobs)
-    await WebhookSender(store, webhook_settings)._claim(2000.0)  # and dies
-    receiver, hooks = Receiver(), WebhookSender(store, webhook_settings)
+    await WebhookSender(store, webhook_settings, overview)._claim(2000.0)  # and dies
+    receiver, hooks = Receiver(), WebhookSender(store, webhook_settings, overview)
     async with receiver.client() as client:
         assert await hooks.send_due(client, 2000.0 + CLAIM_S / 2) == 0
         assert await hooks.send_due(client, 2000.0 + CLAIM_S + 1) == 1
@@ -139,7 +149,7 @@ async def test_a_message_claimed_by_a_dead_server_is_sent_by_another_server(
 
 
 async def test_messages_are_sent_over_http_until_the_server_stops(
-    store: Store, jobs: JobService, settings: Settings
+    store: Store, jobs: JobService, overview: Overview, settings: Settings
 ) -> None:
     received: asyncio.Queue[str] = asyncio.Queue()
 
@@ -153,7 +163,8 @@ async def test_messages_are_sent_over_http_until_the_server_stops(
 
     receiver = await asyncio.start_server(answer, "127.0.0.1")
     url = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}/hook"
-    sender = WebhookSender(store, settings.model_copy(update={"webhook_url": url}))
+    changed = settings.model_copy(update={"webhook_url": url})
+    sender = WebhookSender(store, changed, overview)
     stopping = asyncio.Event()
     running = asyncio.create_task(sender.run(stopping))
     async with asyncio.timeout(DEADLINE_S):
@@ -167,7 +178,65 @@ async def test_messages_are_sent_over_http_until_the_server_stops(
     receiver.close()
 
 
-def test_slack_receives_one_line_of_text() -> None:
+@pytest.mark.parametrize("is_slack", [False, True])
+async def test_the_message_of_an_end_sums_up_the_job_as_its_verdict_does(
+    store: Store, jobs: JobService, overview: Overview, webhook_settings: Settings, is_slack: bool
+) -> None:
+    store.sends_webhooks = True
+    job_id = (await jobs.submit({"name": "x"}))[0].id
+    await store_events(store, job_id, [(5.0, EventKind.INCIDENT_CLOSED, asdict(INCIDENT))])
+    await end(store, job_id)
+    if is_slack:
+        webhook_settings = webhook_settings.model_copy(update={"webhook_format": "slack"})
+    receiver, hooks = Receiver(), WebhookSender(store, webhook_settings, overview)
+    async with receiver.client() as client:
+        assert await hooks.send_due(client, 2000.0) == 2
+    lines = list((await overview.verdict(job_id)).lines)
+    assert len(lines) == 3 and lines[1].startswith("It survived 1 fault, which took 0.2 s")
+    incident, ended = sorted(map(json.loads, received(receiver)), key=lambda each: len(str(each)))
+    if is_slack:
+        assert ended["text"].splitlines()[1:] == lines
+    else:
+        assert ended["summary"] == lines and "summary" not in incident
+
+
+async def test_an_end_that_cannot_be_summed_up_is_sent_without_and_holds_up_no_other(
+    store: Store,
+    jobs: JobService,
+    overview: Overview,
+    webhook_settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, broken, removed = [await emit_incident(store, jobs) for _ in range(3)]
+    for job_id in (whole, broken, removed):
+        await end(store, job_id)
+    verdict = overview.verdict
+
+    async def read(job_id: str) -> VerdictView:
+        if job_id == broken:
+            raise ValueError("a stored incident cannot be read")
+        return await verdict("gone" if job_id == removed else job_id)
+
+    monkeypatch.setattr(overview, "verdict", read)
+    receiver, hooks = Receiver(), WebhookSender(store, webhook_settings, overview)
+    async with receiver.client() as client:
+        assert await hooks.send_due(client, 2000.0) == 6
+    ends = [content for content in map(json.loads, received(receiver)) if "summary" in content]
+    found = {content["job"]["id"]: len(content["summary"]) for content in ends}
+    assert found == {whole: 3, broken: 0, removed: 0}
+    assert await outbox_size(store) == 0
+
+
+async def end(store: Store, job_id: str) -> None:
+    async with job_transaction(store, job_id) as tx:
+        tx.end(State.FAILED, "user_error", "ValueError: 3")
+
+
+def received(receiver: Receiver) -> list[bytes]:
+    return [request.content for request in receiver.requests]
+
+
+def test_slack_receives_text_with_a_mark() -> None:
     def line(event: AnyEvent) -> str:
         content = webhook_messages.message("id", "llm", 3, 1.0, event)
         return str(json.loads(webhook_messages.body(content, "slack"))["text"])
@@ -177,7 +246,7 @@ def test_slack_receives_one_line_of_text() -> None:
         ":warning: *llm*: Incident 1 was opened, because a rank stopped making progress."
     )
     assert line(closed) == (
-        ":anchor: *llm*: Incident 1 was closed after 250 ms; the decision was to ignore; "
+        ":anchor: *llm*: Incident 1 was closed after 250 ms; the decision was to restart worker; "
         "0 steps lost."
     )
     ended = JobStateEvent(old=State.RUNNING, new=State.FAILED, reason="<!channel> & co")
@@ -188,7 +257,7 @@ def test_slack_receives_one_line_of_text() -> None:
 
 
 async def test_the_messages_of_a_claim_are_sent_at_the_same_time(
-    store: Store, jobs: JobService, webhook_settings: Settings
+    store: Store, jobs: JobService, overview: Overview, webhook_settings: Settings
 ) -> None:
     """One after the other, slow answers would outlast the claim: all are sent twice."""
     for _ in range(5):
@@ -203,7 +272,7 @@ async def test_the_messages_of_a_claim_are_sent_at_the_same_time(
         await asyncio.wait_for(together.wait(), DEADLINE_S)
         return httpx.Response(200)
 
-    hooks = WebhookSender(store, webhook_settings)
+    hooks = WebhookSender(store, webhook_settings, overview)
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
         assert await hooks.send_due(client, 2000.0) == 5
     assert await outbox_size(store) == 0

@@ -107,14 +107,46 @@ async def until_node(service: NodeService, node: str, met: Callable[..., object]
 async def test_standbys_and_the_clusters_head_are_not_counted_as_free_nodes(
     cluster: FakeCluster, drive: Drive, start: Start, overview: Overview, service: NodeService
 ) -> None:
-    head = NodeCapacity("head", "127.0.0.9", cpus=0.0, gpus=0.0)
+    head = NodeCapacity("head", "127.0.0.9", cpus=0.0, gpus=0.0, head=True)
     workers = three_nodes().nodes
     cluster.nodes = Capacity((head, *workers), can_grow=False)
     async with drive():
-        await start()
+        job = (await start()).launch.job_id
         await until_seen(service, 4)
-        used = (await overview.cluster()).capacity
-    assert (used.nodes, used.free_nodes) == (3, 0)
+        shown = await overview.cluster()
+    assert (shown.capacity.nodes, shown.capacity.free_nodes) == (3, 0)
+    roles = {node.id: (node.head, node.jobs, node.standby_of) for node in shown.nodes}
+    assert roles == {
+        "head": (True, (), ()),
+        "node0": (False, (job,), ()),
+        "node1": (False, (job,), ()),
+        "node2": (False, (), (job,)),
+    }
+
+
+async def test_a_paused_job_has_no_node(
+    jobs: JobService, drive: Drive, start: Start, service: NodeService
+) -> None:
+    async with drive():
+        supervisor = await start()
+        job = supervisor.launch.job_id
+        await until_node(service, "node2", lambda view: view.standby_of == (job,))
+        await jobs.pause(job)
+        await until_state(jobs, job, State.PAUSED)
+    nodes = (await service.list()).items
+    assert len(nodes) == 3 and not any(node.jobs or node.standby_of for node in nodes)
+
+
+async def test_a_paused_job_is_not_shown_on_the_nodes_that_it_has_left(
+    jobs: JobService, drive: Drive, start: Start, service: NodeService
+) -> None:
+    async with drive():
+        await until_seen(service)
+        job_id = (await start()).launch.job_id
+        assert (await service.get("node0")).jobs == (job_id,)
+        await jobs.pause(job_id)
+        await until_state(jobs, job_id, State.PAUSED)
+    assert (await service.get("node0")).jobs == ()
 
 
 async def test_nodes_are_recorded_by_machine_and_stay_recorded(
@@ -122,7 +154,7 @@ async def test_nodes_are_recorded_by_machine_and_stay_recorded(
 ) -> None:
     two_on_one = (
         NodeCapacity("a", "10.0.0.1", 4.0, 1.0),
-        NodeCapacity("b", "10.0.0.1", 2.0, 1.0),
+        NodeCapacity("b", "10.0.0.1", 2.0, 1.0, head=True),
         NodeCapacity("c", "127.0.0.1", 1.0, 0.0),
     )
     cluster.nodes = Capacity(two_on_one, can_grow=False)
@@ -130,7 +162,7 @@ async def test_nodes_are_recorded_by_machine_and_stay_recorded(
         await until_seen(service, 2)
         cluster.nodes = Capacity(two_on_one[2:], can_grow=False)
     first, second = (await service.list()).items
-    assert (first.id, first.cpus, first.gpus) == ("10.0.0.1", 6.0, 2.0)
+    assert (first.id, first.cpus, first.gpus, first.head) == ("10.0.0.1", 6.0, 2.0, True)
     assert (second.id, second.state, second.there) == ("c", NodeStanding.READY, True)
     assert (first.reason, first.until, first.incidents) == (None, None, ())
 

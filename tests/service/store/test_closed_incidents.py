@@ -26,12 +26,14 @@ from holdfast_service.policy.incidents import Incident
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.store import job_row_stats, queries
 from holdfast_service.store.engine import Store
+from holdfast_service.store.job_lookup import find_job
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.projection import cursors_of, has_changes, store_report
 from holdfast_service.store.transaction import job_transaction
 from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.incidents import IncidentView
 from holdfast_workers.protocol.codec import as_json
+from holdfast_workers.protocol.messages import StepRow
 
 AGENT_LOST = Fault(Cause.AGENT_LOST, 1, 100.0, "agent n1 is lost", ranks=(2, 3), agent="n1")
 CRASH = Fault(Cause.WORKER_CRASH, 1, 100.0, "rank 1 ended by SIGKILL", rank=1, agent="n0")
@@ -61,7 +63,8 @@ class StoredJob:
 
     async def incidents(self) -> list[IncidentView]:
         async with self.store.read() as session:
-            return await queries.incident_views(session, self.job, 0, 10, lost={}, formed=[])
+            job = await find_job(session, self.job)
+            return await queries.incident_views(session, job, 0, 10, lost={}, formed=[])
 
     async def attempts(self) -> list[AttemptView]:
         async with self.store.read() as session:
@@ -218,3 +221,21 @@ async def test_what_a_start_waits_for_is_in_the_jobs_row_until_it_has_started(
     assert has_changes(job, at("rank 1 to join"), 5000.0)
     await stored.report()
     assert (await stored.record()).waiting is None
+
+
+async def test_the_loss_that_is_shown_is_of_no_step_that_is_computed_again(
+    stored: StoredJob,
+) -> None:
+    """The present attempt has begun before the last step of the one before."""
+
+    async def shown(attempt: int, step: int, *rows: StepRow) -> tuple[int | None, float | None]:
+        await stored.report(attempt=attempt, step=step, rows=rows)
+        record = await stored.record()
+        return record.step, record.loss
+
+    assert await shown(1, 59, row(1, 58, loss=0.3), row(1, 59, loss=0.26)) == (59, 0.26)
+    assert await shown(2, 59) == (59, 0.26), "it forms"
+    assert await shown(2, 56) == (56, None)
+    assert await shown(2, 56, row(2, 56, loss=0.29)) == (56, 0.29)
+    assert await shown(2, 57) == (57, 0.29), "its row comes later"
+    assert await shown(2, 57, row(2, 57, loss=0.28), row(2, 58, loss=0.27)) == (58, 0.27)

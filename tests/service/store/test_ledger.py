@@ -4,7 +4,7 @@ books (`true_histories.py`); a server stores what it would get of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 from unittest.mock import MagicMock
@@ -84,6 +84,8 @@ class Server:
     is_there: bool = True
     has_lost_reports: bool = False
     before: Goodput | None = None
+    costs: dict[int, float] = field(default_factory=dict)
+    """Incident -> its cost as first shown."""
 
     async def poll(self) -> None:
         """The report of this moment, if there is a server."""
@@ -119,7 +121,15 @@ class Server:
             made, known = account.steps + account.steps_replayed, before.steps
             assert made >= known + before.steps_replayed
         self.before = account
+        await self.check_costs()
         return account
+
+    async def check_costs(self) -> None:
+        """A cost of an incident that is shown once is its cost from then on."""
+        for each in (await JobHistory(self.store, GoodputCache()).incidents(self.job)).items:
+            if each.device_seconds_lost is not None:
+                first = self.costs.setdefault(each.number, each.device_seconds_lost)
+                assert each.device_seconds_lost == pytest.approx(first, abs=1e-3)
 
     async def move(self, name: str, *values: Any) -> None:
         true = self.true
@@ -206,6 +216,7 @@ async def started(store: Store, kind: str) -> Server:
 @example(kind="level 0", moves=FIFTEEN_MINUTES)
 @example(kind="level 1", moves=GONE)
 @example(kind="recipe", moves=[("server", False), *GONE])
+@example(kind="level 1", moves=[("fail", 0.25, 0, 4), ("quiet", 12.0), ("train", 2, 1.0, 0.0)])
 @example(kind="level 0", moves=[("quiet", 12.0), ("fail", 0.25, 0, 4), ("quiet", 12.0)])
 async def test_the_account_of_a_job_is_true_at_every_moment_and_the_same_everywhere(
     store: Store, kind: str, moves: list[Move]
@@ -241,6 +252,7 @@ async def says_the_same(store: Store, job: JobRecord, account: Goodput) -> None:
     assert job.goodput == (None if view.goodput is None else pytest.approx(view.goodput))
     assert job.held_s == pytest.approx(account.held_s)
     assert job.productive_s == pytest.approx(account.by_kind_s[TimeKind.PRODUCTIVE])
+    assert job.starting_s == pytest.approx(account.by_kind_s[TimeKind.STARTING])
     cache = GoodputCache()
     overview = Overview(store, MagicMock(), MagicMock(), cache)
     verdict, timeline = await overview.verdict(job.id), await overview.timeline(job.id)

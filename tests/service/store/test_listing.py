@@ -66,6 +66,7 @@ async def test_paging_in_every_order_has_no_gaps_or_repeats(
     for number, job_id in enumerate(ids[:4]):
         async with job_transaction(store, job_id) as tx:
             tx.job.goodput = [0.5, 0.25, 0.5, 0.75][number]
+            tx.job.productive_s = 1000.0
     await jobs.cancel(ids[5])
     seen: list[str] = []
     cursor = None
@@ -85,6 +86,32 @@ async def test_paging_in_every_order_has_no_gaps_or_repeats(
             assert seen[-1] == ids[5]
         case Sort.GOODPUT:
             assert seen[:4] == [ids[1], ids[2], ids[0], ids[3]]
+
+
+async def test_jobs_that_have_just_started_do_not_lead_the_order_by_goodput(
+    jobs: JobService, overview: Overview, store: Store
+) -> None:
+    stats = {  # goodput, productive and starting time
+        "bad": (0.7, 700.0, 20.0),
+        "good": (0.98, 980.0, 20.0),
+        "starts": (0.1, 5.0, 45.0),
+        "starts slowly": (0.6, 1800.0, 1200.0),
+        "no step": (0.0, 0.0, 0.0),
+        "unknown": (None, 0.0, 0.0),
+    }
+    for name, (goodput, productive_s, starting_s) in stats.items():
+        async with job_transaction(store, await submitted(jobs, name.replace(" ", "-"))) as tx:
+            tx.job.goodput, tx.job.productive_s = goodput, productive_s
+            tx.job.starting_s = starting_s
+    rows = (await overview.rows(sort=Sort.GOODPUT)).items
+    assert [(row.name, row.goodput_settled) for row in rows] == [
+        ("bad", True),
+        ("good", True),
+        ("no-step", False),
+        ("starts-slowly", False),
+        ("starts", False),
+        ("unknown", False),
+    ]
 
 
 async def test_a_cursor_of_another_order_is_rejected(jobs: JobService, overview: Overview) -> None:

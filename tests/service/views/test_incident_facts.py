@@ -39,9 +39,12 @@ from holdfast_service.views import webhook_messages
 from holdfast_service.views.event_text import event_text
 from holdfast_service.views.incident_facts import RESTORE_SENTENCES, Fact, facts_of
 from holdfast_service.views.incident_text import incident_text
+from holdfast_service.views.incidents import IncidentView
 from holdfast_service.views.webhook_messages import message
+from holdfast_service.views.wording import device_time
 
 KNOWN_STEP = re.compile(r"(?:continued|went on) from step (-?\d+)")
+COST = re.compile(r"cost ([\d.,]+ device-\w+)")
 LOST = re.compile(r"(\d+) steps? (?:(?:was|were) )?lost")
 
 
@@ -50,7 +53,7 @@ class Claim:
     """Words that claim something, and whether the record has it."""
 
     words: str
-    is_true: Callable[[IncidentRecord, re.Match[str]], bool]
+    is_true: Callable[[IncidentRecord | IncidentView, re.Match[str]], bool]
 
 
 CLAIMS = (
@@ -67,11 +70,15 @@ CLAIMS = (
     Claim(r"still open", lambda known, _: known.closed_at is None),
     Claim(r"ended the job|not resolved", lambda known, _: bool(known.end_code)),
     Claim(
-        r"keep their processes|every process is alive|same processes|resharded",
+        r"keeps? (?:its|their)|every process is alive|same processes|resharded",
         lambda known, _: known.level == ProgramLevel.CONTEXT,
     ),
     Claim(r"Training continued|Training began", lambda known, _: known.level == 3),
     Claim(r"not known at this level", lambda known, _: known.restored_step is None),
+    Claim(r"for the restore", lambda known, _: (known.phases_s.get("restore") or 0.0) > 0.0),
+    Claim(r"for the first step", lambda known, _: known.level == ProgramLevel.CONTEXT),
+    Claim(r"start of the program", lambda known, _: known.level < ProgramLevel.CONTEXT),
+    Claim(r"\b0 ms for", lambda known, _: False),
 )
 NAMED = st.sampled_from([(), (1,), (0, 3)])
 
@@ -116,6 +123,10 @@ def incidents(draw: Any) -> Incident:
         if is_program and draw(st.booleans()):
             further = Fault(Cause.HANG, 3, 1001.0, "rank 0 is silent", rank=0)
             incident = incident.with_fault(further).with_decision(decision, Budget())
+    at = 1000.5
+    for phase in ("fence", "form", *(() if is_program else ("restore",)), "first_step"):
+        at += draw(st.sampled_from([0.0, 0.0002, 0.25]))
+        incident = incident.with_phase(phase, at)
     if draw(st.booleans()):
         code = draw(st.sampled_from(["", "user_error", "cancelled", "succeeded"]))
         why = f"the job ended: {code}" if code else "attempt 3 runs again"
@@ -148,6 +159,21 @@ def test_no_sentence_claims_what_the_record_does_not_have(incident: Incident) ->
         for claim in CLAIMS:
             for said in re.finditer(claim.words, sentence):
                 assert claim.is_true(record, said), (sentence, record)
+
+
+@given(incidents(), st.none() | st.floats(0.0, 1e7))
+def test_the_cost_is_said_once_it_is_final_in_a_unit_that_fits(
+    incident: Incident, lost_s: float | None
+) -> None:
+    cost = device_time(lost_s) if lost_s else ""
+    view = view_of(data_of(incident)).model_copy(
+        update={"device_seconds_lost": lost_s, "cost": cost}
+    )
+    text = " ".join(part.text for part in incident_text(view))
+    facts = facts_of(view)
+    said = COST.findall(text)
+    assert ("incident cost" in text) is bool(said)
+    assert said == ([cost] if cost and facts & {Fact.NEXT_RUNS, Fact.JOB_ENDED} else [])
 
 
 @given(incidents())

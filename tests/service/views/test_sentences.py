@@ -30,7 +30,7 @@ from holdfast_service.views.incidents import (
     MeshChangeView,
     SentenceSubject,
 )
-from holdfast_service.views.wording import ranks_text
+from holdfast_service.views.wording import device_share, device_time, ranks_text
 from holdfast_workers.protocol.codec import as_json
 
 NODE = "3f2a9c41" + "0" * 48
@@ -252,3 +252,20 @@ def test_the_end_of_a_wait_is_a_time_beside_the_sentence() -> None:
     assert event_until("node.draining", {"deadline": 7}) == 7.0
     assert event_until("new.kind", {"deadline": 7}) is None
     assert event_until("waiting", {"until": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("part_s", "whole_s", "shown"),
+    [
+        (0.0, 340.0, "0.0 of 340 device-seconds"),
+        (42.4, 340.0, "42 of 340 device-seconds"),
+        (12.0, 64_000.0, "12 device-seconds of 17.78 device-hours"),
+        (2880.0, 64_000.0, "0.80 of 17.78 device-hours"),
+        (7200.0, 64_000.0, "2.00 of 17.78 device-hours"),
+    ],
+)
+def test_device_time_below_an_hour_is_no_zero_of_hours(
+    part_s: float, whole_s: float, shown: str
+) -> None:
+    assert device_share(part_s, whole_s) == shown
+    assert device_time(whole_s) == shown.rpartition("of ")[2]

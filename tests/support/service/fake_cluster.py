@@ -24,6 +24,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     PathAnswer,
     Phase,
     SizeOrder,
+    StartWait,
     StopKind,
     StopOrder,
     SupervisorEvent,
@@ -88,6 +89,7 @@ class FakeSupervisor:
     digests: dict[int, str] = field(default_factory=dict)
     logs: list[LogLine] = field(default_factory=list)
     beats: list[Beat] = field(default_factory=list)
+    start: StartWait | None = None
     orders: list[StopOrder] = field(default_factory=list)
     wanted_faults: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     avoided: list[dict[str, Avoided]] = field(default_factory=list)
@@ -189,6 +191,7 @@ class FakeSupervisor:
             digests={r.step: self.digests[r.step] for r in rows if r.step in self.digests},
             logs=tuple(logs),
             beats=tuple(self.beats),
+            start=self.start,
             build=self.build,
         )
 

@@ -114,6 +114,7 @@ class TrueHistory:
             "failures": [signalled_at],
             "signalled_at": signalled_at,
             "opened_at": signalled_at,
+            "level": int(self.reports_steps) if self.is_program else 3,
         }
         self._emit(EventKind.INCIDENT_OPENED, **course)
         self.phase = Phase.RECOVERING
@@ -124,7 +125,8 @@ class TrueHistory:
             self.step += 1
             self._spend(1.0, STEP)
             self._report_row(1.0)
-        self._emit(EventKind.INCIDENT_CLOSED, **course, closed_at=self.now, phases_s=phases_s)
+        course |= {"next_attempt": self.attempt, "closed_at": self.now, "phases_s": phases_s}
+        self._emit(EventKind.INCIDENT_CLOSED, **course)
 
     def go(self, seconds: float) -> None:
         """Everything of the job goes, with all that no server has stored; it is back later."""

@@ -106,7 +106,8 @@ FLEET_SERIES = (
     _counter("holdfast_incidents_total", "Closed incidents.", "cause", "decision"),
     _histogram(
         "holdfast_recovery_seconds",
-        "Duration of each phase of a recovery; `total`: from the signal to the first new step.",
+        "Duration of each phase of a recovery; `total`: from the signal to the first step of "
+        "the next attempt.",
         "phase",
     ),
     _histogram(

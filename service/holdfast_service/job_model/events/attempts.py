@@ -23,7 +23,8 @@ class SeatedRank:
     host: str = ""
     pid: int | None = None
     role: str = ""
-    """Where the rank's process came from: "first", "kept", "replaced", "forked" or "standby"."""
+    """Where the rank's process came from: "first", "kept", "replaced", "forked" or "standby"; of a
+    program, which every attempt starts again, "restarted" in place of "kept"."""
     partners: tuple[str, ...] = ()
     """The agents that keep its memory checkpoints."""
 

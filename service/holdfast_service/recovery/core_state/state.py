@@ -169,6 +169,14 @@ class CoreState:
             return ProgramLevel.CONTEXT
         return self.progress.program_level
 
+    @property
+    def has_memory_checkpoints(self) -> bool:
+        """Whether the job keeps checkpoints in memory: a program does once it has saved one, or
+        was offered one."""
+        world = self.worlds.present
+        is_offered = world is not None and world.restored_step > 0
+        return is_offered or self.level >= ProgramLevel.MEMORY_TIER
+
     def _phase_of_incident(self) -> str:
         """The phase of an incident (`incidents.PHASES`) that the present stage belongs to."""
         world = self.worlds.present

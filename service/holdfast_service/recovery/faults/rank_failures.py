@@ -54,8 +54,8 @@ def handle_exit(
     step = exited.step or state.progress.committed
     if state.config.runs_program:  # not each of its ranks shows steps
         step = max(step, state.progress.committed)
-    shown = exited.step or state.reached is not None or not state.config.runs_program
-    where = f" at step {step}" if shown else ""
+    # The newest step of a program may be known only later: a number would contradict what follows.
+    where = "" if state.config.runs_program else f" at step {step}"
     description = f"rank {member.rank} on {signal.agent} ended by {ending}{where}"
     cause = Cause.PREEMPTED if exited.name == "SIGTERM" else Cause.WORKER_CRASH
     if exited.out_of_memory:
@@ -87,10 +87,9 @@ def handle_failure(
     step, where = error.step, f"at step {error.step}"
     if step == UNKNOWN_STEP:
         step = state.reached or 0
-        where = f"after step {step} of the world" if step else "before any step was shown"
-    description = (
-        f"rank {member.rank} on {signal.agent} failed {where} with {error.type}: {summary}"
-    )
+        where = "" if step else "before any step was shown"
+    failed = " ".join(filter(None, ("failed", where, "with")))
+    description = f"rank {member.rank} on {signal.agent} {failed} {error.type}: {summary}"
     return (_fault(state, signal, member, cause, description, step=step, error=error),)
 
 

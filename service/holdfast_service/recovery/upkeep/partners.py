@@ -117,8 +117,8 @@ def request_partners(state: CoreState, attempt: int, rank: int, member: Member) 
 def emit_protection(state: CoreState) -> None:
     """Emit which losses the memory checkpoints protect against from now on."""
     world = state.worlds.present
-    if state.config.runs_program and (world is None or not world.restored_step):
-        return  # a program has no memory checkpoints, as far as is known
+    if not state.has_memory_checkpoints:
+        return
     if world is not None and world.placement is not None:
         kept = protection(world.placement)
         state.emit(MemoryPlacedEvent(attempt=world.attempt, protection=kept))

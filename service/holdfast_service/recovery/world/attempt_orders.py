@@ -169,7 +169,8 @@ def _why_moved(state: CoreState, result: Assignment) -> str:
 def _role(state: CoreState, rank: int, agent: str, worker: str | None) -> str:
     before = state.worlds.last.members.get(rank) if state.worlds.last else None
     if before is not None and before.agent == agent and worker is not None:
-        return "kept" if before.worker in (None, worker) else "replaced"
+        kept = "restarted" if state.config.runs_program else "kept"
+        return kept if before.worker in (None, worker) else "replaced"
     if worker is None:
         return "forked"
     return "first" if before is None else "standby"

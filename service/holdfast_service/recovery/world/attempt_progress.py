@@ -40,7 +40,10 @@ def record_attached(state: CoreState, attached: ProgramAttached) -> None:
     """Record that a rank's program works with Holdfast. The first rank speaks for all; a higher
     level than before is reported too."""
     world = state.worlds.present
+    has_kept = state.has_memory_checkpoints
     state.progress.record_program_level(attached.level)
+    if state.has_memory_checkpoints and not has_kept and world is not None and world.is_running:
+        emit_protection(state)
     if world is None or not world.record_program_level(attached.level):
         return
     state.emit(
@@ -66,10 +69,17 @@ def record_committed_step(state: CoreState, attempt: int, step: int, now: float)
     advance(state, now)
 
 
-def record_rows(state: CoreState, rows: Sequence[StepRow]) -> None:
-    """Record which steps a program reports: each, or only some."""
-    if state.config.runs_program:
-        state.progress.record_reported_steps([(row.attempt, row.step) for row in rows])
+def record_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> None:
+    """Record which steps a program reports: each, or only some; and its first one, of which a
+    page of rows may tell before the signal does."""
+    if not state.config.runs_program:
+        return
+    state.progress.record_reported_steps([(row.attempt, row.step) for row in rows])
+    world = state.worlds.present
+    if world is not None and world.first_step is None:
+        steps = [row.step for row in rows if row.attempt == world.attempt]
+        if steps:
+            record_committed_step(state, world.attempt, min(steps), now)
 
 
 def _record_late_step(state: CoreState, attempt: int, step: int) -> None:
@@ -203,9 +213,11 @@ def handle_finish_deadline(state: CoreState, now: float) -> None:
 def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> None:
     world.record_all_joined(now)
     state.progress.record_run(world.attempt)
-    restore = max((m.phases_s.get("restore", 0.0) for m in world.members.values()), default=0.0)
-    state.incidents.end_phase("form", now - restore)
-    state.incidents.end_phase("restore", now)
+    members = world.members.values()
+    restores = [m.phases_s["restore"] for m in members if "restore" in m.phases_s]
+    state.incidents.end_phase("form", now - max(restores, default=0.0))
+    if restores:  # a program loads its state by itself, which nobody measures
+        state.incidents.end_phase("restore", now)
     state.incidents.amend(joined_attempt=world.attempt)
     state.emit_incident()
     start = world.members[0].restore

@@ -27,6 +27,7 @@ from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.faults import judgement
 from holdfast_service.recovery.world import attempt_progress
 from holdfast_service.recovery.world.start_wait import start_wait
+from holdfast_workers.protocol.messages import StepRow
 
 PROGRAM: dict[str, Any] = {"command": ("train",)}
 
@@ -54,6 +55,11 @@ def starting(reported: int = 20, **changes: Any) -> CoreState:
     state.set_phase(Phase.RECOVERING)
     state.enter(Stage.FORMING, NOW, 120.0)
     return state
+
+
+def reported_before(state: CoreState, rows: list[StepRow]) -> None:
+    """Rows of an attempt before the present world."""
+    state.progress.record_reported_steps([(row.attempt, row.step) for row in rows])
 
 
 def join(state: CoreState) -> None:
@@ -93,6 +99,18 @@ def test_the_incident_closes_with_the_step_that_the_program_went_on_from() -> No
     assert updates == []
 
 
+def test_the_process_of_a_program_is_never_kept() -> None:
+    job = crashed_program()
+    forming = job.emitted(EventKind.ATTEMPT_FORMING)[-1]
+    roles = {member["rank"]: member["role"] for member in forming["members"]}
+    assert roles[0] == "restarted" and "kept" not in roles.values()
+    recipe = running(cluster(steps=300), 20)
+    recipe.kill_rank(1)
+    recipe.run_until(lambda: recipe.core.attempt == 2 and bool(recipe.core.state.worlds.present))
+    members = recipe.emitted(EventKind.ATTEMPT_FORMING)[-1]["members"]
+    assert "kept" in {member["role"] for member in members}
+
+
 def test_the_ranks_that_have_not_joined_are_named_with_the_limit() -> None:
     state = starting()
     world = state.worlds.present
@@ -112,12 +130,14 @@ def test_a_program_that_has_never_reported_a_step_runs_once_all_ranks_have_joine
     [record] = [event.record for kind, event in events(state) if kind == EventKind.INCIDENT_CLOSED]
     assert (record.restored_step, record.steps_lost, record.tiers) == (None, None, {})
     assert record.resolution == "the program of attempt 1 runs on all ranks"
+    # Nobody has measured how long its program took to load its state, and to begin.
+    assert set(record.phases_s) == {"detect", "form", "total"}
 
 
 @pytest.mark.parametrize("first_step", [21, 15, 1])
 def test_the_first_step_tells_the_steps_lost(first_step: int) -> None:
     state = starting()
-    attempt_progress.record_rows(state, [row(1, 19), row(1, 20)])
+    reported_before(state, [row(1, 19), row(1, 20)])
     join(state)
     attempt_progress.record_committed_step(state, 1, first_step, NOW + 2)
     [record] = [event.record for kind, event in events(state) if kind == EventKind.INCIDENT_CLOSED]
@@ -132,7 +152,7 @@ def test_what_a_first_step_tells_is_true_or_not_known(
     """A program that reports every N-th step has a fault after some reports."""
     state = starting(reported=reports * every)
     for step in range(every, reports * every + 1, every):
-        attempt_progress.record_rows(state, [row(1, step)])
+        reported_before(state, [row(1, step)])
     join(state)
     went_on = 0 if began_again else reports * every
     attempt_progress.record_committed_step(state, 1, went_on + every, NOW + 2)
@@ -149,9 +169,9 @@ def test_a_program_that_has_left_out_a_step_does_not_tell_where_it_went_on(
     steps: list[int],
 ) -> None:
     state = starting()
-    attempt_progress.record_rows(state, [row(1, step) for step in steps])
+    reported_before(state, [row(1, step) for step in steps])
     assert state.progress.reports_each is False
-    attempt_progress.record_rows(state, [row(2, 1), row(1, 2)])
+    reported_before(state, [row(2, 1), row(1, 2)])
     assert state.progress.reports_each is False
 
 
@@ -163,6 +183,19 @@ def test_the_first_report_of_a_job_does_not_tell_where_its_program_went_on() -> 
     attempt_progress.record_committed_step(state, 1, 10, NOW)
     [told] = [event for kind, event in events(state) if kind == EventKind.PROGRAM_RESUMED]
     assert (told.first_step, told.restored_step, told.steps_lost) == (10, None, None)
+
+
+def test_a_page_of_rows_tells_the_first_step_that_is_known_by_its_last_one() -> None:
+    """The signal of the first step may come after the page."""
+    state = running_state(**PROGRAM)
+    world = state.worlds.present
+    assert world is not None
+    world.first_step, world.restored_step = None, 0
+    attempt_progress.record_rows(state, [row(1, step) for step in range(1, 13)], NOW)
+    attempt_progress.record_committed_step(state, 1, 12, NOW)
+    told = [event for kind, event in events(state) if kind == EventKind.PROGRAM_RESUMED]
+    assert all(event.first_step == 1 and event.restored_step in (0, None) for event in told)
+    assert (getattr(world, "first_step", None), state.progress.committed) == (1, 12)
 
 
 def test_steps_that_become_known_after_the_end_of_an_attempt_count_as_lost() -> None:

@@ -1,6 +1,6 @@
 """The first schema: jobs and their histories, nodes, checkpoints, series.
 
-Its number is 0019 because unreleased versions wrote the revisions up to 0018. A database of one of
+Its number is 0020 because unreleased versions wrote the revisions up to 0019. A database of one of
 those is refused; see `store/migrate.py`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0019"
+revision = "0020"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -57,6 +57,7 @@ def _jobs() -> None:
         sa.Column("goodput", sa.Double(), nullable=True),
         sa.Column("productive_s", sa.Double(), nullable=False),
         sa.Column("held_s", sa.Double(), nullable=False),
+        sa.Column("starting_s", sa.Double(), nullable=False),
         sa.Column("held_since", sa.Double(), nullable=True),
         sa.Column("step_s", sa.Double(), nullable=True),
         sa.Column("told_at", sa.Double(), nullable=True),
@@ -89,7 +90,7 @@ def _jobs() -> None:
     op.create_index(op.f("ix_jobs_code"), "jobs", ["code"])
     op.create_index("ix_jobs_work", "jobs", ["cleaned", "lease_owner", "due_at"])
     op.create_index("ix_jobs_changed", "jobs", ["changed"])
-    op.create_index("ix_jobs_goodput", "jobs", ["goodput", "id"])
+    op.create_index("ix_jobs_goodput", "jobs", ["goodput", "productive_s", "starting_s", "id"])
     op.create_index("ix_jobs_search", "jobs", ["state", "name", "owner", "id"])
     op.create_table(
         "removed_jobs",
@@ -227,6 +228,7 @@ def _nodes_and_checkpoints() -> None:
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("cpus", sa.Double(), nullable=False),
         sa.Column("gpus", sa.Double(), nullable=False),
+        sa.Column("head", sa.Boolean(), nullable=False),
         sa.Column("first_seen", sa.Double(), nullable=False),
         sa.Column("last_seen", sa.Double(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
