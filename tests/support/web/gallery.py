@@ -7,9 +7,7 @@ orders (a pause, a cancel) is really ordered. `JOBS` names the state of each job
 
 from __future__ import annotations
 
-import io
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from tests.support.web.gallery_story import GPUS, MACHINES, SPECS
 from tests.support.web.past_job import PastJob
 
 from holdfast import Client
+from holdfast.formats.code_archive import pack
 from holdfast_service.job_model.events.checkpoints import CheckpointSavedEvent
 from holdfast_service.job_model.events.codec import encode
 from holdfast_service.job_model.job_spec import parse
@@ -132,7 +131,7 @@ class _Gallery:
         document = {"name": name, **SPECS[name]}
         if folder := document.get("code"):
             code = CodeService(self._store, self._server.settings)
-            document["code"] = (await code.put(_zipped(EXAMPLES / folder))).code
+            document["code"] = (await code.put(pack(EXAMPLES / folder))).code
         spec = parse(document, None)
         mesh = kept.pop("mesh", {"dp_shard": spec.parallel.world_size})
         past = PastJob(self._store, spec, self._now - ago_s, hosts, mesh=mesh, **kept)
@@ -325,11 +324,3 @@ def _order(server: LiveServer, client: Client, ids: dict[str, str]) -> None:
     supervisor.emit(saved.kind, now, **encode(saved))
     message = f"paused by the user; its last state, step {step}, is in the remote tier"
     supervisor.end("PAUSED", "paused", message=message, at=now)
-
-
-def _zipped(folder: Path) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as package:
-        for file in sorted(folder.iterdir()):
-            package.writestr(zipfile.ZipInfo(file.name), file.read_bytes())
-    return content.getvalue()
