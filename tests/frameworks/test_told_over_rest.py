@@ -187,7 +187,7 @@ def test_every_sentence_is_what_happened(room: Room, tmp_path: Path, name: str) 
     room.cluster.start(node, 2)
     story.step_on()
 
-    told = client.incidents(job.id)
+    before = client.incidents(job.id)
     steps = client.get(job.id).progress.step or 0
     server.kill()
     time.sleep(AWAY_S)
@@ -201,7 +201,7 @@ def test_every_sentence_is_what_happened(room: Room, tmp_path: Path, name: str) 
     story.step_on(by=30)
 
     incidents = client.incidents(job.id)
-    assert incidents == told, "the ranks went on without the server, and without the head"
+    assert incidents == before, "the ranks continue without the server and without the head"
     by_attempt = story.steps_by_attempt()
     made = by_attempt[max(by_attempt)]
     if len(made) > 1:

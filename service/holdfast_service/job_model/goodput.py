@@ -32,9 +32,7 @@ class TimeKind(StrEnum):
     REPLAYED = "replayed"  # in a step that was lost and had to be computed again
     STARTING = "starting"  # on the cluster, before the first step
     DETECTION = "detection"  # from the last finished step to the first signal of a fault
-    RECOVERING = (
-        "recovery.other"  # from the signal to the next attempt's first step, outside phases
-    )
+    RECOVERING = "recovery.other"  # from the signal to the next first step, outside of its phases
     FINISHING = "finishing"  # after the last step, until the end: its checkpoint
 
 

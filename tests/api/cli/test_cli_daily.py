@@ -400,16 +400,17 @@ def test_doctor_finds_a_server_with_another_data_directory(
     command = [sys.executable, "-c", waits, "serve", str(tmp_path / "holdfast.db")]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "open\n"
-        for pid, told in ((holder.pid, True), (holder.pid + 1, False)):  # the other is no server's
+        other = holder.pid + 1  # no server's
+        for pid, is_named in ((holder.pid, True), (other, False)):
             server = ServerFile(address="http://127.0.0.1:2", pid=pid, data_dir=str(tmp_path))
             (tmp_path / SERVER_FILE).write_text(server.model_dump_json())
             run(["doctor"])
             shown = " ".join(capsys.readouterr().out.split())
             advice = f"http://127.0.0.1:2, with data in {tmp_path} → for its jobs: export"
-            assert (advice in shown) is told
+            assert (advice in shown) is is_named
             lines = "\n".join(own_servers.others_lines())
             choice = f"unset HOLDFAST_ADDRESS; export HOLDFAST_DATA_DIR={tmp_path}"
-            assert (choice in lines) is told
+            assert (choice in lines) is is_named
         (tmp_path / SERVER_FILE).unlink()
         os.mkfifo(tmp_path / SERVER_FILE)  # of another user, in a folder that many write to
         assert list(own_servers.others_lines()) == [], "and it is not waited for"

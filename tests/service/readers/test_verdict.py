@@ -209,7 +209,7 @@ ENDED = replace(RUNNING, state=State.SUCCEEDED, step=1000, ended_at=9_000.0)
 
 
 @pytest.mark.parametrize(
-    ("lost", "told"),
+    ("lost", "expected"),
     [
         ([], "No fault interrupted it."),
         (
@@ -239,10 +239,10 @@ ENDED = replace(RUNNING, state=State.SUCCEEDED, step=1000, ended_at=9_000.0)
         ),
     ],
 )
-def test_the_end_of_a_job_is_summed_up(lost: list[int | None], told: str) -> None:
+def test_the_end_of_a_job_is_summed_up(lost: list[int | None], expected: str) -> None:
     faults = tuple(FaultCost(steps, 1.5, 2880 / len(lost)) for steps in lost)
     result = verdict(replace(ENDED, faults=faults, saved_step=1000, saved_uri="/ckpt/1000"))
-    assert result.last == told
+    assert result.last == expected
     assert result.next == "The state at step 1,000 lies in /ckpt/1000."
 
 

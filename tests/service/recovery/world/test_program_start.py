@@ -193,8 +193,8 @@ def test_a_page_of_rows_tells_the_first_step_that_is_known_by_its_last_one() -> 
     world.first_step, world.restored_step = None, 0
     attempt_progress.record_rows(state, [row(1, step) for step in range(1, 13)], NOW)
     attempt_progress.record_committed_step(state, 1, 12, NOW)
-    told = [event for kind, event in events(state) if kind == EventKind.PROGRAM_RESUMED]
-    assert all(event.first_step == 1 and event.restored_step in (0, None) for event in told)
+    resumed = [event for kind, event in events(state) if kind == EventKind.PROGRAM_RESUMED]
+    assert all(event.first_step == 1 and event.restored_step in (0, None) for event in resumed)
     assert (getattr(world, "first_step", None), state.progress.committed) == (1, 12)
 
 

@@ -94,33 +94,36 @@ function mean(values: Float32Array): number {
   return sum / Math.max(1, values.length);
 }
 
+/** The values of a bucket that were measured, ascending. `room`: for one value of each rank. */
+function sortedColumn({ values, buckets }: RankHistory, bucket: number, room: Float32Array): Float32Array {
+  let count = 0;
+  for (let at = bucket; at < values.length; at += buckets) {
+    const value = values[at]!;
+    if (!Number.isNaN(value)) room[count++] = value;
+  }
+  return room.subarray(0, count).sort();
+}
+
 /** The median over ranks, per bucket; NaN where no rank has a value. */
-export function medians({ values, buckets, ranks }: RankHistory): Float64Array {
+export function medians(history: RankHistory): Float64Array {
+  const { buckets, ranks } = history;
   const found = new Float64Array(buckets).fill(NaN);
   const column = new Float32Array(ranks.length);
   for (let bucket = 0; bucket < buckets; bucket++) {
-    let count = 0;
-    for (let at = bucket; at < values.length; at += buckets) {
-      const value = values[at]!;
-      if (!Number.isNaN(value)) column[count++] = value;
-    }
-    if (count) found[bucket] = quantile(column.subarray(0, count).sort(), 0.5);
+    const sorted = sortedColumn(history, bucket, column);
+    if (sorted.length) found[bucket] = quantile(sorted, 0.5);
   }
   return found;
 }
 
 /** Each value relative to the median of the other ranks in its bucket; NaN where that is unknown. */
-export function peerRatios({ values, buckets, ranks }: RankHistory): Float32Array {
+export function peerRatios(history: RankHistory): Float32Array {
+  const { values, buckets, ranks } = history;
   const found = new Float32Array(values.length).fill(NaN);
   const column = new Float32Array(ranks.length);
   for (let bucket = 0; bucket < buckets; bucket++) {
-    let count = 0;
-    for (let at = bucket; at < values.length; at += buckets) {
-      const value = values[at]!;
-      if (!Number.isNaN(value)) column[count++] = value;
-    }
-    if (count < 2) continue;
-    const sorted = column.subarray(0, count).sort();
+    const sorted = sortedColumn(history, bucket, column);
+    if (sorted.length < 2) continue;
     for (let at = bucket; at < values.length; at += buckets) {
       const value = values[at]!;
       if (!Number.isNaN(value)) found[at] = value / quantile(sorted, 0.5, place(sorted, value));
