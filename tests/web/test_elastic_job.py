@@ -260,7 +260,7 @@ def test_a_queued_job_shows_its_place_its_reason_and_the_reservation(
     small = page.locator(f"[data-job='{jobs['small']}']")
     expect(large).to_contain_text("3 reserved")
     expect(large).to_contain_text("No. 1 in the queue")
-    expect(large).to_contain_text("3 nodes with 1 CPUs and 0 GPUs free are needed")
+    expect(large).to_contain_text("3 nodes with 1 CPU and 0 GPUs free are needed")
     expect(page.locator(f"[data-job='{jobs['next']}']")).to_contain_text("4 reserved")
     expect(small).to_contain_text("No. 3 in the queue")
     reserved = "3 are reserved for large, and 4 for others before it"

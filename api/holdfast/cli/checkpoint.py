@@ -66,9 +66,9 @@ def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
         found = client.checkpoints(client.find(job_word))
     if output.result(options, found):
         return ExitCode.OK
-    protected = found.memory.protected_step
-    if protected is not None:
-        output.console().print(f"in memory: step {protected}, also on the partner of every rank")
+    memory = found.memory
+    step = "" if memory.protected_step is None else f"step {memory.protected_step}, "
+    output.console().print(f"in memory: {step}{memory.where}")
     rows = [_row(checkpoint) for checkpoint in found.items if checkpoint.deleted_at is None]
     if rows:
         output.table(COLUMNS, rows, whole=options.wide)

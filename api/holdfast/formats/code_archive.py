@@ -6,6 +6,7 @@ git's syntax), version control, caches and virtual environments.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import zipfile
@@ -97,7 +98,11 @@ def _files(folder: Path) -> Iterator[Path]:
 def _spec(lines: Iterable[str]) -> GitIgnoreSpec:
     from pathspec import GitIgnoreSpec  # late: few submissions contain code
 
-    return GitIgnoreSpec.from_lines(lines)
+    patterns: list[Any] = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # git passes over a line that is no pattern
+            patterns += GitIgnoreSpec.from_lines([line]).patterns
+    return GitIgnoreSpec(patterns)
 
 
 def _below(folder: Path, rules: list[tuple[Path, GitIgnoreSpec]]) -> Iterator[Path]:

@@ -20,6 +20,7 @@ from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.node_labels import (
     LabelRule,
     amount_text,
+    counted,
     rules_of,
     why_too_little,
     why_unlabelled,
@@ -73,8 +74,8 @@ class NodeDemand:
 
     @property
     def bundle_text(self) -> str:
-        """E.g. `1 CPUs, 0 GPUs and 2 fpga, labelled disk=nvme`."""
-        named = [f"{self.cpus:g} CPUs", f"{self.gpus:g} GPUs"]
+        """E.g. `1 CPU, 0 GPUs and 2 fpga, labelled disk=nvme`."""
+        named = [counted(self.cpus, "CPU"), counted(self.gpus, "GPU")]
         named += [amount_text(name, amount) for name, amount in self.custom]
         text = f"{', '.join(named[:-1])} and {named[-1]}"
         return f"{text}, labelled {', '.join(map(str, self.labels))}," if self.labels else text
@@ -333,8 +334,9 @@ class QueuePass:
         aside = {**(self._aside if without_quarantined else self._cordoned), **claim.unusable}
         nodes = [node for node_id, node in self._nodes.items() if not self._is_in(aside, node_id)]
         reason = _why_impossible(nodes, demand) or (
-            f"{demand.to_start} nodes with {demand.bundle_text} free are needed, {len(fitting)} of "
-            f"{len(nodes)} nodes have them"
+            f"{counted(demand.to_start, 'node')} with {demand.bundle_text} free "
+            f"{'is' if demand.to_start == 1 else 'are'} needed, {len(fitting)} of "
+            f"{counted(len(nodes), 'node')} {'has' if len(nodes) == 1 else 'have'} them"
         )
         if (kept := self.reservation_for(claim)) is not None:
             it = "it" if kept.job == claim.job else kept.name
@@ -419,7 +421,8 @@ def _why_impossible(nodes: Iterable[NodeCapacity], wanted: NodeDemand) -> str:
     why = why_unlabelled(wanted.labels, [node.labels for node in nodes], wanted.to_start)
     labelled = [n.custom for n in nodes if all(rule.allows(n.labels) for rule in wanted.labels)]
     why = why or why_too_little(dict(wanted.custom), labelled, wanted.to_start)
-    return f"{wanted.to_start} nodes are needed: {why}" if why else ""
+    are_needed = "is needed" if wanted.to_start == 1 else "are needed"
+    return f"{counted(wanted.to_start, 'node')} {are_needed}: {why}" if why else ""
 
 
 _READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -22,6 +22,7 @@ from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.capacity import Capacity
 from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText, Priority
 from holdfast_service.job_model.model_memory import memory_faults, mesh_limits
+from holdfast_service.job_model.node_labels import counted
 from holdfast_service.job_model.node_range import (
     AutoSizes,
     order_in,
@@ -497,15 +498,15 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
     if capacity.can_grow or capacity.unlimited:
         return []
     cpus, gpus = spec.node_cpus, spec.node_gpus
+    workers = counted(spec.resources.workers_per_node, "worker")
     found: list[SpecFault] = []
     if not any(node.cpus >= cpus for node in capacity.nodes):
         largest = max((node.cpus for node in capacity.nodes), default=0)
         found.append(
             SpecFault(
                 path="resources.cpus_per_worker",
-                message=f"{spec.resources.workers_per_node} workers of {_g(cpus)} CPUs together "
-                f"do not fit on any node: the largest has {_g(largest)} "
-                "(workers_per_node, cpus_per_worker)",
+                message=f"no node has {counted(cpus, 'CPU')} for {workers}: "
+                f"the largest has {_g(largest)} (workers_per_node, cpus_per_worker)",
                 beside=("resources.workers_per_node",),
             )
         )
@@ -514,9 +515,8 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
         found.append(
             SpecFault(
                 path="resources.gpus_per_worker",
-                message=f"{spec.resources.workers_per_node} workers of {_g(gpus)} GPUs together "
-                f"do not fit on any node: the largest has {_g(largest)} "
-                "(workers_per_node, gpus_per_worker)",
+                message=f"no node has {counted(gpus, 'GPU')} for {workers}: "
+                f"the largest has {_g(largest)} (workers_per_node, gpus_per_worker)",
                 beside=("resources.workers_per_node",),
             )
         )
@@ -530,9 +530,9 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
         SpecFault(
             # If the training nodes fit without the standbys, fewer standbys help.
             path="resources.standby_nodes" if fitting >= spec.training_nodes else "parallel",
-            message=f"needs {spec.nodes} nodes of {_g(cpus)} CPUs and {_g(gpus)} GPUs "
-            f"({spec.training_nodes} that train, standby_nodes {standby}), and the cluster, "
-            f"which cannot grow, has {fitting}",
+            message=f"needs {counted(spec.nodes, 'node')} of {counted(cpus, 'CPU')} and "
+            f"{counted(gpus, 'GPU')} ({spec.training_nodes} that train, standby_nodes {standby}), "
+            f"and the cluster, which cannot grow, has {fitting}",
             beside=_NODES_NEEDED,
         )
     ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from pydantic import TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_service.errors import (
@@ -37,6 +38,7 @@ from holdfast_service.job_model.events.checkpoints import (
 )
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.placement.memory_protection import MemoryProtection
 from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.services.job_commands import command_transaction
@@ -46,13 +48,14 @@ from holdfast_service.store.engine import Store
 from holdfast_service.store.job_lookup import read_job, spec_of
 from holdfast_service.store.models import Checkpoint, JobRecord
 from holdfast_service.store.transaction import JobTransaction, job_transaction
-from holdfast_service.views.checkpoints import CheckpointView, MemoryTierView
+from holdfast_service.views.checkpoints import CheckpointView, MemoryTierView, memory_place
 from holdfast_service.views.pages import CheckpointPage
 from holdfast_workers.checkpoint import manifest, marks
 from holdfast_workers.checkpoint.retention_rules import StoredCheckpoint, best_checkpoints
 from holdfast_workers.checkpoint.storage import ObjectMissing, Storage, StorageError
 
 Answer = TypeVar("Answer")
+_MEMORY = TypeAdapter(MemoryProtection)
 _PROTECTED = series.COLUMNS.index("protected_step")
 
 
@@ -82,7 +85,7 @@ class CheckpointService:
         database's content."""
         async with read_job(self._store, job_id) as (session, job):
             rows = await queries.checkpoints(session, job_id)
-            protected = await _protected_step(session, job)
+            memory = await _memory_tier(session, job)
         present = [row for row in rows if row.deleted_at is None]
         names: dict[str, set[str]] | None = None
         problem = None
@@ -94,7 +97,7 @@ class CheckpointService:
         with contextlib.suppress(SpecUnreadable):
             kept_as_best = _uris_kept_as_best(spec_of(job), present)
         return CheckpointPage(
-            memory=MemoryTierView(protected_step=protected),
+            memory=memory,
             items=tuple(
                 queries.checkpoint_view(
                     row,
@@ -348,16 +351,18 @@ async def _at_step(session: AsyncSession, job_id: str, step: int) -> Checkpoint:
     return max(at_step, key=lambda row: (row.bad is None, row.attempt))
 
 
-async def _protected_step(session: AsyncSession, job: JobRecord) -> int | None:
-    """The protected step of the newest row; None once the job has ended, because its memory tier is
-    gone."""
+async def _memory_tier(session: AsyncSession, job: JobRecord) -> MemoryTierView:
+    """The memory tier as of the newest row; it is gone once the job has ended."""
     if State(job.state).terminal:
-        return None
+        return MemoryTierView(protected_step=None, where=memory_place(None, None, ended=True))
     newest = None
     async with aclosing(series.read_rows(session, job.id, job.cursor_step - 1)) as rows:
         async for _step, _attempt, values in rows:
             newest = values[_PROTECTED]
-    return newest if newest is not None and newest >= 0 else None
+    step = newest if newest is not None and newest >= 0 else None
+    attempt = await queries.newest_attempt(session, job.id)
+    memory = _MEMORY.validate_python(attempt.memory) if attempt and attempt.memory else None
+    return MemoryTierView(protected_step=step, where=memory_place(step, memory, ended=False))
 
 
 def _uris_kept_as_best(spec: JobSpec, rows: list[Checkpoint]) -> set[str]:

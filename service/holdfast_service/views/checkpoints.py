@@ -5,7 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from holdfast_service.job_model.times import Time
+from holdfast_service.placement.memory_protection import MemoryProtection
 from holdfast_service.views.view import View
+from holdfast_service.views.wording import plural
 
 
 class CheckpointView(View):
@@ -32,6 +34,23 @@ class CheckpointView(View):
 
 class MemoryTierView(View):
     protected_step: int | None = Field(
-        description="newest step whose state is also held by every rank's partner; null: none, or "
-        "the job has ended"
+        description="newest step whose state every rank has in memory, and its partners too, if "
+        "it has any; null: none, or the job has ended"
     )
+    where: str = Field(description="where the states in memory are, and what they outlive")
+
+
+def memory_place(step: int | None, memory: MemoryProtection | None, *, ended: bool) -> str:
+    """The sentence of `where`. `step`: see `protected_step`; `memory`: where the copies of the
+    present attempt are; None: it has saved nothing."""
+    if ended:
+        return "memory checkpoints end with the job"
+    if memory is None:
+        return "nothing was saved in this attempt so far"
+    if memory.copies:
+        if step is None:
+            return "no step has its copies on other nodes yet"
+        return f"{plural(memory.copies, 'copy', 'copies')} on other nodes"
+    if any(odd.probability > 0 for odd in memory.recoverable.values()):
+        return "some ranks have no copy on another node"
+    return "on the node of each rank only: it outlives processes, not the node"

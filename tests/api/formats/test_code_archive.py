@@ -67,6 +67,12 @@ def test_ignored_files_are_not_packed(tmp_path: Path) -> None:
     assert set(names(pack(folder))) == kept
 
 
+def test_a_line_that_is_no_pattern_is_passed_over_as_git_does(tmp_path: Path) -> None:
+    lines = ["!", "\\", "a\\", "*.log"]
+    files = {"train.py": "", "a": "", "notes.log": "", ".gitignore": "\n".join(lines)}
+    assert names(pack(folder_of(tmp_path, {**files}))) == [".gitignore", "a", "train.py"]
+
+
 def test_a_too_large_folder_is_refused_with_its_largest_files(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {"train.py": "", "weights.bin": os.urandom(1 << 20)})
     with pytest.raises(CodeUnusable, match=r"weights\.bin \(1\.05 MB\)") as refused:

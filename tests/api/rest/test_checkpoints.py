@@ -387,7 +387,9 @@ def test_the_command_line_lists_pins_exports_verifies_and_removes(
     assert call("pin", job_id)[:2] == (ExitCode.OK, "step 6 is pinned\n")
     code, out, _ = call("ls", job_id)
     assert code == ExitCode.OK
-    assert [line.split()[0] for line in out.splitlines()] == ["STEP", "6", "4", "2"]
+    memory, *table = out.splitlines()
+    assert memory == "in memory: nothing was saved in this attempt so far"
+    assert [line.split()[0] for line in table] == ["STEP", "6", "4", "2"]
     assert "pinned" in out.splitlines()[1]
     assert "best" in out.splitlines()[2]
     code, _, err = call("rm", job_id, "--step", "6")

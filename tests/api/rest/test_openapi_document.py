@@ -17,28 +17,9 @@ from holdfast.rest import openapi
 Document = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 COMMITTED, PROJECT = "api/openapi.json", "pyproject.toml"
-DECIDED: frozenset[str] = frozenset(
-    {
-        # A program may report no step, and another begins with step 0: unknown is null.
-        "/components/schemas/JobRow/properties/step/type: integer",
-        "/components/schemas/ProgressView/properties/step/type: integer",
-        # What an incident cost is null until it is final: it is the same number everywhere.
-        "/components/schemas/IncidentView/properties/device_seconds_lost/type: number",
-    }
-)
+DECIDED: frozenset[str] = frozenset()
 """What the newest change of the document breaks on purpose; beside each line, why."""
-RENAMED = {  # the API shows the parts of incidents and attempts as the events have them
-    "FoundStateView": "FoundState",
-    "JoinView": "JoinTimes",
-    "LostView": "LostItem",
-    "MemoryProtectionView": "MemoryProtection",
-    "OddsView": "Odds",
-    "RefusedView": "RefusedDecision",
-    "SpareWorkerView": "SpareWorker",
-    "StackView": "SharedStack",
-    "StandbyView": "StandbyAgent",
-    "SuspectView": "SuspectedRank",
-}
+RENAMED: dict[str, str] = {}
 """Schemas that the newest change renamed on purpose: what a client reads is the same."""
 _HARMLESS = re.compile("description|title|summary|tags|example|default|max|min|pattern|operation")
 

@@ -74,7 +74,7 @@ with served(bound=2) as (server, client):
 
     job = client.submit(JOB)
     eventually(lambda: waiting(job) and waiting(job).asked, failure_message=lambda: waiting(job))
-    assert "it was asked for 1 more nodes with 1 CPUs" in waiting(job).reason, waiting(job)
+    assert "it was asked for 1 more node with 1 CPU" in waiting(job).reason, waiting(job)
     large = client.submit(LARGE)
     bound = "it would have 5 nodes, and HOLDFAST_AUTOSCALE_NODES allows 2"
     eventually(lambda: waiting(large) and bound in waiting(large).reason)

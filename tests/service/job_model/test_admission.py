@@ -63,7 +63,7 @@ def test_an_elastic_job_starts_with_its_fewest_nodes_and_holds_up_to_its_most() 
     elastic = NodeDemand(nodes=4, cpus=1.0, gpus=0.0, least=2)
     assert reason_to_wait(nodes(1, 1), [], [], elastic) is None
     reason = reason_to_wait(nodes(1), [], [], elastic)
-    assert reason is not None and reason.startswith("2 nodes with 1 CPUs")
+    assert reason is not None and reason.startswith("2 nodes with 1 CPU")
     assert reason_to_wait(nodes(1, 1, 1), [], claims(elastic), NodeDemand(1, 1, 0)) is None
     assert reason_to_wait(nodes(1, 1, 1), claims(elastic), [], NodeDemand(1, 1, 0))
 
@@ -122,7 +122,7 @@ def test_a_job_whose_label_no_node_has_waits_with_what_the_nodes_have_and_others
     head = NodeCapacity("head", "h", 0.0, 0.0)
     admission = admit(replace(cluster, nodes=(*cluster.nodes, head)), {}, [], [], asking(NVME))
     assert admission.why == (
-        "1 nodes are needed: no node has label disk=nvme; nodes have disk=hdd (2), 1 has no disk"
+        "1 node is needed: no node has label disk=nvme; nodes have disk=hdd (2), 1 has no disk"
     )
     overdue = [Claim("choosy", NVME, overdue=1)]
     assert admit(cluster, {}, [], overdue, asking(ONE_EACH)).may_start
@@ -135,7 +135,7 @@ def test_a_labelled_node_in_use_is_waited_for_and_reserved_and_others_are_not() 
     held = claims(NodeDemand(1, 1.0, 0.0))
     admission = admit(busy, {}, held, [], asking(NVME, overdue=1))
     assert admission.why == (
-        "1 nodes with 1 CPUs and 0 GPUs, labelled disk=nvme, free are needed, 0 of 2 nodes have "
+        "1 node with 1 CPU and 0 GPUs, labelled disk=nvme, free is needed, 0 of 2 nodes have "
         "them; 1 are reserved for it"
     )
     before = [Claim("nvme", NVME, overdue=1)]
@@ -147,13 +147,13 @@ def test_custom_resources_are_counted_like_cpus() -> None:
     assert reason_to_wait(cluster, [], [], wanted) is None
     reason = reason_to_wait(cluster, claims(wanted), [], wanted)
     assert reason == (
-        "1 nodes with 0.1 CPUs, 0 GPUs and 1.5 fpga free are needed, 0 of 2 nodes have them"
+        "1 node with 0.1 CPUs, 0 GPUs and 1.5 fpga free is needed, 0 of 2 nodes have them"
     )
     foreign = replace(cluster.nodes[1], foreign_custom={"fpga": 1.0})
     in_use = replace(cluster, nodes=(cluster.nodes[0], foreign))
     assert reason_to_wait(in_use, [], [], wanted) == reason
     assert reason_to_wait(labelled("", fpgas=1.0), [], [], wanted) == (
-        "1 nodes are needed: no node has 1.5 fpga; the most is 1"
+        "1 node is needed: no node has 1.5 fpga; the most is 1"
     )
 
 
@@ -173,7 +173,7 @@ def test_quarantined_nodes_are_used_with_a_reason_if_the_others_are_too_few() ->
     admission = admit(four, quarantined, claims(NodeDemand(1, 1.0, 0.0)), [], asking(ONE_EACH))
     assert admission.may_start
     assert admission.why == (
-        "nodes in quarantine are used, because 3 nodes with 1 CPUs and 0 GPUs free are needed, 2 "
+        "nodes in quarantine are used, because 3 nodes with 1 CPU and 0 GPUs free are needed, 2 "
         "of 3 nodes have them; 1 more are set aside: 10.0.0.2 (quarantined: of late)"
     )
 
@@ -207,7 +207,7 @@ def test_all_nodes_of_a_machine_are_set_aside_with_it() -> None:
     assert admit(two_on_one, {}, [], [], asking(ONE_EACH)).may_start
     cordoned = aside(NodeStanding.CORDONED, "10.0.0.1")
     assert admit(two_on_one, cordoned, [], [], asking(ONE_EACH)).why.endswith(
-        "1 of 1 nodes have them; 1 more are set aside: 10.0.0.1 (cordoned: of late)"
+        "1 of 1 node has them; 1 more are set aside: 10.0.0.1 (cordoned: of late)"
     )
 
 

@@ -95,7 +95,7 @@ def test_labels_and_other_resources_are_asked_for_too() -> None:
     request = plan(cluster(4), queued(demand)).requests["q0"]
     assert request.bundle == {"CPU": 2.0, "GPU": 1.0, "fpga": 2.0}
     assert (request.labels, request.off) == ({"disk": "nvme"}, ())
-    assert request.what == "1 more nodes with 2 CPUs, 1 GPUs and 2 fpga, labelled disk=nvme"
+    assert request.what == "1 more node with 2 CPUs, 1 GPU and 2 fpga, labelled disk=nvme"
 
 
 def test_a_bound_refuses_a_job_with_the_setting_and_a_smaller_one_is_asked_for() -> None:

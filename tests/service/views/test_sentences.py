@@ -13,10 +13,12 @@ from tests.support.web.seed_story import STORY, Leg, incident
 from holdfast_service.job_model.events.codec import EVENT_TYPES
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_service.placement.memory_protection import MemoryProtection, Odds
 from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.policy.decision_ladder import Budget, Situation, decide
 from holdfast_service.policy.incidents import Incident
 from holdfast_service.views.cause_words import CAUSES
+from holdfast_service.views.checkpoints import memory_place
 from holdfast_service.views.event_text import SENTENCES, event_text, event_until
 from holdfast_service.views.incident_text import (
     incident_text,
@@ -269,3 +271,25 @@ def test_device_time_below_an_hour_is_no_zero_of_hours(
 ) -> None:
     assert device_share(part_s, whole_s) == shown
     assert device_time(whole_s) == shown.rpartition("of ")[2]
+
+
+def _protection(copies: int, after_one_lost: float) -> MemoryProtection:
+    return MemoryProtection(copies, {}, {1: Odds(after_one_lost, 0.0)}, ())
+
+
+@pytest.mark.parametrize(
+    ("step", "memory", "expected"),
+    [
+        (None, None, "nothing was saved in this attempt so far"),
+        (40, _protection(1, 1.0), "1 copy on other nodes"),
+        (None, _protection(2, 1.0), "no step has its copies on other nodes yet"),
+        (40, _protection(0, 0.5), "some ranks have no copy on another node"),
+        (40, _protection(0, 0.0), "on the node of each rank only: it outlives processes, not the"),
+        (None, _protection(0, 0.0), "on the node of each rank only"),
+    ],
+)
+def test_the_place_of_memory_checkpoints_is_where_they_are(
+    step: int | None, memory: MemoryProtection | None, expected: str
+) -> None:
+    assert memory_place(step, memory, ended=False).startswith(expected)
+    assert memory_place(step, memory, ended=True) == "memory checkpoints end with the job"

@@ -37,7 +37,8 @@ export function Checkpoints({ id }: { id: string }) {
       <div className="tiers">
         <div>
           <span className="dim small">In memory</span>
-          <strong>{value.memory.protected_step === null ? "none" : `step ${count(value.memory.protected_step)}`}</strong>
+          {value.memory.protected_step !== null && <strong>step {count(value.memory.protected_step)}</strong>}
+          <span className="dim small">{value.memory.where}</span>
         </div>
         <div>
           <span className="dim small">In the remote tier</span>

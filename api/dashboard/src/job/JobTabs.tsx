@@ -18,9 +18,13 @@ interface JobTabsProps {
 
 export function JobTabs({ job, shown, incidents, brush, onClear }: JobTabsProps) {
   const bar = useRef<HTMLElement>(null);
+  const before = useRef(shown);
   useEffect(() => {
     const here = bar.current?.querySelector<HTMLElement>("[aria-current]");
     if (here && bar.current) bar.current.scrollLeft = here.offsetLeft - bar.current.offsetLeft - 40;
+    // The link that led here may be gone with its tab: the keyboard goes on from the tab that is shown.
+    if (before.current !== shown && document.activeElement === document.body) here?.focus({ preventScroll: true });
+    before.current = shown;
   }, [shown]);
   return (
     <div className="job-bar">

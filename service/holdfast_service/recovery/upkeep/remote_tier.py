@@ -56,7 +56,7 @@ def open_outage(
         step=step,
         certain=False,
     )
-    decision = "training goes on; the newest state is saved when the remote tier answers"
+    decision = "train on, and to save the newest state when the remote tier answers"
     opened = state.incidents.open_outage(fault, decision, now, state.level)
     if opened is not None:
         state.emit(IncidentOpenedEvent.of(opened))

@@ -91,7 +91,7 @@ def test_a_command_needs_no_code(capsys: pytest.CaptureFixture[str]) -> None:
     spec = resolved(capsys, "--no-code", "--", "trainer", "--fast")
     assert (spec["command"], spec["code"]) == (["trainer", "--fast"], None)
     assert run(["run", "--no-code", "--gpus", "1", "--", "trainer"]) == ExitCode.USAGE
-    assert "1 workers of 1 GPUs together do not fit" in capsys.readouterr().err
+    assert "no node has 1 GPU for 1 worker: the largest has 0" in capsys.readouterr().err
 
 
 @pytest.mark.seconds
