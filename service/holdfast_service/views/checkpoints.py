@@ -44,7 +44,7 @@ def memory_place(step: int | None, memory: MemoryProtection | None, *, ended: bo
     """The sentence of `where`. `step`: see `protected_step`; `memory`: where the copies of the
     present attempt are; None: it has saved nothing."""
     if ended:
-        return "memory checkpoints end with the job"
+        return "none: they end with the job"
     if memory is None:
         return "nothing was saved in this attempt so far"
     if memory.copies:

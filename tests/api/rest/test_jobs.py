@@ -54,7 +54,7 @@ def test_the_history_of_a_job_is_complete(http: httpx.Client, server: LiveServer
     assert sum(goodput["by_kind_s"].values()) == pytest.approx(goodput["held_s"], abs=1e-6)
     checkpoints = http.get(f"{path}/checkpoints").json()
     assert checkpoints == {
-        "memory": {"protected_step": None, "where": "memory checkpoints end with the job"},
+        "memory": {"protected_step": None, "where": "none: they end with the job"},
         "items": [],
         "next_cursor": None,
         "storage_problem": None,

@@ -292,4 +292,4 @@ def test_the_place_of_memory_checkpoints_is_where_they_are(
     step: int | None, memory: MemoryProtection | None, expected: str
 ) -> None:
     assert memory_place(step, memory, ended=False).startswith(expected)
-    assert memory_place(step, memory, ended=True) == "memory checkpoints end with the job"
+    assert memory_place(step, memory, ended=True) == "none: they end with the job"

@@ -122,6 +122,8 @@ def progress_line(job: JobView, width: int | None = None) -> Text:
     parts |= {"attempt": f"attempt {progress.attempt}", "inc": f"incidents {progress.incidents}"}
     if job.waiting is not None and is_start(job.waiting):
         del parts["attempt"]  # the sentence names it
+        if not progress.incidents:  # one of a job's start fits on a line
+            del parts["inc"]
         parts["wait"] = start_text(progress.attempt, job.waiting, time.time())
     elif job.waiting is not None:
         parts["wait"] = f"waiting for {job.waiting.resource}: {job.waiting.reason}"

@@ -12,6 +12,9 @@ from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
 
+_SHOWN = 8
+"""Agents that a sentence names."""
+
 
 def start_wait(state: CoreState) -> StartWait | None:
     """The present wait of a start; None: the attempt has started, or a `WaitingEvent` has stated
@@ -31,13 +34,17 @@ def start_wait(state: CoreState) -> StartWait | None:
 
 
 def _nodes(state: CoreState) -> str:
-    """`2 of 3 nodes to be ready: n1 installs or loads its packages`."""
-    wanted = state.config.best_shape.nodes + state.config.spec.resources.standby_nodes
+    """`an agent on 2 of 3 nodes`, `n1 to install the job's packages and load torch`."""
+    spec = state.config.spec
+    wanted = state.config.best_shape.nodes + spec.resources.standby_nodes
     records = state.roster.live()
-    ready = sum(record.report.ready for record in records)
-    late = [record.agent for record in records if not record.report.ready]
-    which = f"; {', '.join(late)} still start their processes" if late else ""
-    return f"{wanted - min(ready, wanted)} of {wanted} nodes to be ready{which}"
+    if len(records) < wanted:
+        missing = f"{wanted - len(records)} of {wanted} nodes" if wanted > 1 else "its node"
+        return f"an agent on {missing}"
+    late = sorted(record.agent for record in records if not record.report.ready)
+    names = ", ".join(late[:_SHOWN]) + (f", ... ({len(late)} in all)" if late[_SHOWN:] else "")
+    does = "install the job's packages and load torch" if spec.runtime_env.pip else "load torch"
+    return f"{names or 'the nodes'} to {does}"
 
 
 def _ranks(world: AttemptWorld) -> str:

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from tests.support.service.fake_cluster import row
 from tests.support.simulation.core_config import core_config
 from tests.support.simulation.core_states import NOW, running_state
+from tests.support.simulation.simulated_agent import SimAgent
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, running
 
 from holdfast_service.job_model.events.codec import numbered
+from holdfast_service.job_model.resources_spec import RuntimeEnvSpec
 from holdfast_service.job_model.supervisor_protocol import EventKind, LostAttempt, Phase
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.policy.causes import Cause, Fault
@@ -120,6 +122,32 @@ def test_the_ranks_that_have_not_joined_are_named_with_the_limit() -> None:
     wait = start_wait(state)
     assert wait is not None and wait.what == "rank 1 to join"
     assert (wait.since, wait.until) == (NOW, NOW + 120.0)
+
+
+@pytest.mark.parametrize(
+    ("pip", "does"),
+    [((), "load torch"), (("einops",), "install the job's packages and load torch")],
+)
+def test_a_start_names_the_nodes_that_are_not_ready(pip: tuple[str, ...], does: str) -> None:
+    shape = WorldShape.of({"dp_shard": 2, "tp": 2}, 2)
+    packages = RuntimeEnvSpec(pip=list(pip))
+    config = core_config((shape,), standby_nodes=1, steps=30, runtime_env=packages)
+    state = CoreState.started(config, NOW)
+    state.timer.enter(Stage.ASSEMBLING, NOW, NOW + 120)
+    seen = []
+    for name in ("n0", "n1", "n2"):
+        state.roster.record_report(SimAgent(name, config).report())
+        seen.append(getattr(start_wait(state), "what", None))
+    ready = SimAgent("n1", config)
+    ready.become_ready()
+    state.roster.record_report(ready.report())
+    assert seen == [
+        "an agent on 2 of 3 nodes",
+        "an agent on 1 of 3 nodes",
+        f"n0, n1, n2 to {does}",
+    ]
+    wait = start_wait(state)
+    assert wait is not None and wait.what == f"n0, n2 to {does}"
 
 
 def test_a_program_that_has_never_reported_a_step_runs_once_all_ranks_have_joined() -> None:
