@@ -249,6 +249,15 @@ def test_a_tab_is_a_page_that_a_link_and_the_back_button_reach(
     expect(page.locator("#incident-2 .incident-body")).to_be_in_viewport()
 
 
+def test_a_link_that_is_gone_with_its_tab_leaves_the_keyboard_at_the_tab_it_led_to(
+    job_page: Callable[..., Any],
+) -> None:
+    page = job_page()
+    page.get_by_role("link", name="All: Charts").press("Enter")
+    expect(page).to_have_url(re.compile("/charts$"))
+    expect(page.get_by_role("link", name="Charts", exact=True)).to_be_focused()
+
+
 @pytest.mark.parametrize(
     ("path", "heading"), [("/jobs/01unknown", "Unknown job"), ("/nonsense", "Page not found")]
 )

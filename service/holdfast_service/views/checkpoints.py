@@ -46,7 +46,8 @@ def memory_place(step: int | None, memory: MemoryProtection | None, *, ended: bo
     if ended:
         return "none: they end with the job"
     if memory is None:
-        return "nothing was saved in this attempt so far"
+        none_yet = "nothing was saved in this attempt so far"
+        return none_yet if step is None else "of an earlier attempt"
     if memory.copies:
         if step is None:
             return "no step has its copies on other nodes yet"

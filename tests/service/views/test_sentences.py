@@ -281,6 +281,7 @@ def _protection(copies: int, after_one_lost: float) -> MemoryProtection:
     ("step", "memory", "expected"),
     [
         (None, None, "nothing was saved in this attempt so far"),
+        (40, None, "of an earlier attempt"),
         (40, _protection(1, 1.0), "1 copy on other nodes"),
         (None, _protection(2, 1.0), "no step has its copies on other nodes yet"),
         (40, _protection(0, 0.5), "some ranks have no copy on another node"),
