@@ -390,8 +390,8 @@ def test_the_command_line_lists_pins_exports_verifies_and_removes(
     memory, *table = out.splitlines()
     assert memory == "in memory: nothing was saved in this attempt so far"
     assert [line.split()[0] for line in table] == ["STEP", "6", "4", "2"]
-    assert "pinned" in out.splitlines()[1]
-    assert "best" in out.splitlines()[2]
+    assert "pinned" in table[1]
+    assert "best" in table[2]
     code, _, err = call("rm", job_id, "--step", "6")
     assert code == ExitCode.CONFLICT
     assert "checkpoint_pinned" in err
