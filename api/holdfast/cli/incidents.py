@@ -14,7 +14,7 @@ from holdfast.cli.printing.columns import Column
 from holdfast.cli.printing.describe import INCIDENT_INDENT, incident_lines
 from holdfast_service.views.incident_text import ranks_of
 from holdfast_service.views.incidents import IncidentView
-from holdfast_service.views.wording import duration, ranks_text
+from holdfast_service.wording import duration, ranks_text
 
 COLUMNS = (
     Column("#", right=True),

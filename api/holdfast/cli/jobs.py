@@ -24,7 +24,7 @@ from holdfast.cli.printing.columns import Column
 from holdfast.cli.printing.terminal_text import one_line
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.sort_order import Sort
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 
 if TYPE_CHECKING:
     from holdfast_service.views.jobs import JobView

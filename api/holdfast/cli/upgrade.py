@@ -13,7 +13,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.errors import JobChanged, JobEnded, JobNotFound, WaitTimeout
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, Desired, State
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 
 if TYPE_CHECKING:
     from holdfast.client.synchronous.jobs import Client

@@ -16,7 +16,7 @@ from holdfast.cli.printing import output
 from holdfast.errors import Conflict, WaitTimeout
 from holdfast_service.job_model.replay import replay_mark
 from holdfast_service.views.comparison import ComparisonView, ReplayResult
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 
 if TYPE_CHECKING:
     from holdfast.client.synchronous.jobs import Client

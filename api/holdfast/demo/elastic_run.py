@@ -20,7 +20,7 @@ from holdfast_service.embedded_cluster.local_cluster import LocalCluster, LocalC
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.jobs import JobView
-from holdfast_service.views.wording import ranks_text
+from holdfast_service.wording import ranks_text
 
 LOST_AT = 10
 """The node is lost after a tenth of the steps, so that the world has grown before the last step."""

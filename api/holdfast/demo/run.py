@@ -25,7 +25,7 @@ from holdfast_service.embedded_cluster import local_cluster
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.attempts import MemberView
 from holdfast_service.views.jobs import JobView
-from holdfast_service.views.wording import plural, ranks_text
+from holdfast_service.wording import plural, ranks_text
 
 NODES = 3
 READY_S = 60.0

@@ -20,7 +20,6 @@ from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.node_labels import (
     LabelRule,
     amount_text,
-    counted,
     rules_of,
     why_too_little,
     why_unlabelled,
@@ -29,6 +28,7 @@ from holdfast_service.job_model.resources_spec import node_amounts
 from holdfast_service.job_model.supervisor_protocol import Capacity, NodeCapacity
 from holdfast_service.placement.mesh_axes import MESH_AXES
 from holdfast_service.policy.quarantine import Avoided, NodeStanding, cordoned_only
+from holdfast_service.wording import plural
 
 MAX_NODES_LISTED = 4
 LEAST_WAIT_S = 60.0
@@ -75,7 +75,7 @@ class NodeDemand:
     @property
     def bundle_text(self) -> str:
         """E.g. `1 CPU, 0 GPUs and 2 fpga, labelled disk=nvme`."""
-        named = [counted(self.cpus, "CPU"), counted(self.gpus, "GPU")]
+        named = [plural(self.cpus, "CPU"), plural(self.gpus, "GPU")]
         named += [amount_text(name, amount) for name, amount in self.custom]
         text = f"{', '.join(named[:-1])} and {named[-1]}"
         return f"{text}, labelled {', '.join(map(str, self.labels))}," if self.labels else text
@@ -334,9 +334,9 @@ class QueuePass:
         aside = {**(self._aside if without_quarantined else self._cordoned), **claim.unusable}
         nodes = [node for node_id, node in self._nodes.items() if not self._is_in(aside, node_id)]
         reason = _why_impossible(nodes, demand) or (
-            f"{counted(demand.to_start, 'node')} with {demand.bundle_text} free "
+            f"{plural(demand.to_start, 'node')} with {demand.bundle_text} free "
             f"{'is' if demand.to_start == 1 else 'are'} needed, {len(fitting)} of "
-            f"{counted(len(nodes), 'node')} {'has' if len(nodes) == 1 else 'have'} them"
+            f"{plural(len(nodes), 'node')} {'has' if len(nodes) == 1 else 'have'} them"
         )
         if (kept := self.reservation_for(claim)) is not None:
             it = "it" if kept.job == claim.job else kept.name
@@ -422,7 +422,7 @@ def _why_impossible(nodes: Iterable[NodeCapacity], wanted: NodeDemand) -> str:
     labelled = [n.custom for n in nodes if all(rule.allows(n.labels) for rule in wanted.labels)]
     why = why or why_too_little(dict(wanted.custom), labelled, wanted.to_start)
     are_needed = "is needed" if wanted.to_start == 1 else "are needed"
-    return f"{counted(wanted.to_start, 'node')} {are_needed}: {why}" if why else ""
+    return f"{plural(wanted.to_start, 'node')} {are_needed}: {why}" if why else ""
 
 
 _READ_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

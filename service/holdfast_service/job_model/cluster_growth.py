@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast_service.job_model.admission import Claim, NodeDemand, QueuePass
-from holdfast_service.job_model.node_labels import counted, has_amounts, selector_of
+from holdfast_service.job_model.node_labels import has_amounts, selector_of
 from holdfast_service.job_model.supervisor_protocol import Capacity, GrowthRequest, NodeCapacity
 from holdfast_service.policy.quarantine import Avoided
+from holdfast_service.wording import plural
 
 SETTING = "HOLDFAST_AUTOSCALE_"
 """Begins the name of a bound's setting, which ends with its resource."""
@@ -137,7 +138,7 @@ def plan_growth(
 def _request(job: str, demand: NodeDemand, new: int, off: Iterable[str]) -> GrowthRequest:
     return GrowthRequest(
         job,
-        f"{counted(new, 'more node')} with {demand.bundle_text}".removesuffix(","),
+        f"{plural(new, 'more node')} with {demand.bundle_text}".removesuffix(","),
         nodes=demand.to_start,
         new=new,
         bundle={resource: amount for resource, amount in demand.amounts.items() if amount},

@@ -22,7 +22,6 @@ from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.capacity import Capacity
 from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText, Priority
 from holdfast_service.job_model.model_memory import memory_faults, mesh_limits
-from holdfast_service.job_model.node_labels import counted
 from holdfast_service.job_model.node_range import (
     AutoSizes,
     order_in,
@@ -42,6 +41,7 @@ from holdfast_service.job_model.resources_spec import (
 from holdfast_service.job_model.spec_document import SpecReading, size_fault, validate_document
 from holdfast_service.placement.mesh_choice import MeshLimits, MeshOrder
 from holdfast_service.placement.world_shape import WorldShape
+from holdfast_service.wording import plural
 from holdfast_workers import spec as training_spec
 from holdfast_workers.checkpoint.storage import uri_fault
 from holdfast_workers.ipc import environment
@@ -498,14 +498,14 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
     if capacity.can_grow or capacity.unlimited:
         return []
     cpus, gpus = spec.node_cpus, spec.node_gpus
-    workers = counted(spec.resources.workers_per_node, "worker")
+    workers = plural(spec.resources.workers_per_node, "worker")
     found: list[SpecFault] = []
     if not any(node.cpus >= cpus for node in capacity.nodes):
         largest = max((node.cpus for node in capacity.nodes), default=0)
         found.append(
             SpecFault(
                 path="resources.cpus_per_worker",
-                message=f"no node has {counted(cpus, 'CPU')} for {workers}: "
+                message=f"no node has {plural(cpus, 'CPU')} for {workers}: "
                 f"the largest has {_g(largest)} (workers_per_node, cpus_per_worker)",
                 beside=("resources.workers_per_node",),
             )
@@ -515,7 +515,7 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
         found.append(
             SpecFault(
                 path="resources.gpus_per_worker",
-                message=f"no node has {counted(gpus, 'GPU')} for {workers}: "
+                message=f"no node has {plural(gpus, 'GPU')} for {workers}: "
                 f"the largest has {_g(largest)} (workers_per_node, gpus_per_worker)",
                 beside=("resources.workers_per_node",),
             )
@@ -530,8 +530,8 @@ def _capacity_faults(spec: JobSpec, capacity: Capacity) -> list[SpecFault]:
         SpecFault(
             # If the training nodes fit without the standbys, fewer standbys help.
             path="resources.standby_nodes" if fitting >= spec.training_nodes else "parallel",
-            message=f"needs {counted(spec.nodes, 'node')} of {counted(cpus, 'CPU')} and "
-            f"{counted(gpus, 'GPU')} ({spec.training_nodes} that train, standby_nodes {standby}), "
+            message=f"needs {plural(spec.nodes, 'node')} of {plural(cpus, 'CPU')} and "
+            f"{plural(gpus, 'GPU')} ({spec.training_nodes} that train, standby_nodes {standby}), "
             f"and the cluster, which cannot grow, has {fitting}",
             beside=_NODES_NEEDED,
         )

@@ -100,11 +100,6 @@ def amount_text(name: str, amount: float) -> str:
     return f"accelerators {kind}" if kind != name else f"{amount:g} {name}"
 
 
-def counted(amount: float, noun: str) -> str:
-    """E.g. `1 CPU`, `0.5 CPUs`, `3 nodes`."""
-    return f"{amount:g} {noun}" if amount == 1 else f"{amount:g} {noun}s"
-
-
 SLACK = 1e-9  # sums of 0.1 CPUs
 
 

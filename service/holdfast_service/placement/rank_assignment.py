@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast_service.wording import shortened
+
 
 @dataclass(frozen=True)
 class IdleWorker:
@@ -102,10 +104,7 @@ def name_order(agent: str) -> tuple[int, str]:
 
 def format_ranks(ranks: Sequence[int], max_shown: int = 8) -> str:
     """`rank 3`, `ranks 0, 1`, or `ranks 0, 1, ... (64 in all)`."""
-    shown = ", ".join(str(rank) for rank in ranks[:max_shown])
-    if len(ranks) > max_shown:
-        return f"ranks {shown}, ... ({len(ranks)} in all)"
-    return f"rank{'s' if len(ranks) != 1 else ''} {shown}"
+    return f"rank{'s' if len(ranks) != 1 else ''} {shortened(ranks, max_shown)}"
 
 
 def _assign_to(

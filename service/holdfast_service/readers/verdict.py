@@ -13,7 +13,7 @@ from holdfast_service.views.incident_facts import lost_clause
 from holdfast_service.views.jobs import WaitingView
 from holdfast_service.views.start_text import is_start, start_text
 from holdfast_service.views.timeline import VerdictView
-from holdfast_service.views.wording import device_share, plural
+from holdfast_service.wording import device_share, plural
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ from holdfast_service.views.jobs import (
     WaitingView,
 )
 from holdfast_service.views.nodes import UnwellNodeView
-from holdfast_service.views.wording import device_time
+from holdfast_service.wording import device_time
 from holdfast_workers.checkpoint.marks import Marks
 
 _AFTER: BindParameter[int] = bindparam("after", type_=BigInteger)

@@ -7,7 +7,7 @@ from pydantic import Field
 from holdfast_service.job_model.times import Time
 from holdfast_service.placement.memory_protection import MemoryProtection
 from holdfast_service.views.view import View
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 
 
 class CheckpointView(View):

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.views.cause_words import cause_words
-from holdfast_service.views.wording import duration, mesh_text, plural, ranks_text, sentence
+from holdfast_service.wording import duration, mesh_text, plural, ranks_text, sentence
 from holdfast_workers.byte_sizes import size_of
 
 SENTENCES: Mapping[str, str] = {

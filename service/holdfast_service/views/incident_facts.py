@@ -22,7 +22,7 @@ from typing import Protocol
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.program_levels import STEPS_BECOME_KNOWN_BY, ProgramLevel
 from holdfast_service.policy.decision_ladder import Action
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 
 
 class IncidentFacts(Protocol):

@@ -26,7 +26,7 @@ from holdfast_service.views.incidents import (
     IncidentView,
     SentenceSubject,
 )
-from holdfast_service.views.wording import (
+from holdfast_service.wording import (
     duration,
     enumeration,
     mesh_text,

@@ -41,7 +41,7 @@ from holdfast_service.views.incident_facts import RESTORE_SENTENCES, Fact, facts
 from holdfast_service.views.incident_text import incident_text
 from holdfast_service.views.incidents import IncidentView
 from holdfast_service.views.webhook_messages import message
-from holdfast_service.views.wording import device_time
+from holdfast_service.wording import device_time
 
 KNOWN_STEP = re.compile(r"(?:continued|went on) from step (-?\d+)")
 COST = re.compile(r"cost ([\d.,]+ device-\w+)")

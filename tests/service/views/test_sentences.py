@@ -32,7 +32,7 @@ from holdfast_service.views.incidents import (
     MeshChangeView,
     SentenceSubject,
 )
-from holdfast_service.views.wording import device_share, device_time, ranks_text
+from holdfast_service.wording import device_share, device_time, ranks_text
 from holdfast_workers.protocol.codec import as_json
 
 NODE = "3f2a9c41" + "0" * 48

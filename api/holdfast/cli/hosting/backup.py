@@ -13,7 +13,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.hosting.server import settings_of
 from holdfast.cli.printing import output
 from holdfast_service import extras
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 
 if TYPE_CHECKING:
     from holdfast_service.backup.backup_file import BackupManifest

@@ -21,7 +21,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
 from holdfast_service import extras
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 
 if TYPE_CHECKING:
     from holdfast_service.host_cluster.endpoint import Endpoint

@@ -22,7 +22,7 @@ from holdfast_service.views.jobs import GuardsView, JobView, ProgressView, TripV
 from holdfast_service.views.pages import CheckpointPage
 from holdfast_service.views.start_text import is_start, start_text
 from holdfast_service.views.timeline import VerdictView
-from holdfast_service.views.wording import device_share, mesh_text, plural, ranks_text, sentence
+from holdfast_service.wording import device_share, mesh_text, plural, ranks_text, sentence
 
 MEMBERS = (
     Column(""),
@@ -187,7 +187,7 @@ def goodput_lines(goodput: GoodputView) -> Iterable[Text]:
 def protection_lines(memory: MemoryProtection) -> Iterable[Text]:
     """The failures that the memory checkpoints survive, and those that they do not."""
     odds = ", ".join(
-        f"{lost} lost node{'s' if lost > 1 else ''}: {odd.probability:.0%}"
+        f"{plural(lost, 'lost node')}: {odd.probability:.0%}"
         for lost, odd in sorted(memory.recoverable.items())
     )
     if memory.copies or any(odd.probability > 0 for odd in memory.recoverable.values()):

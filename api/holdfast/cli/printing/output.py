@@ -26,7 +26,7 @@ from holdfast.client.job_names import short
 from holdfast.errors import ApiError, HoldfastError
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.start_text import is_start
-from holdfast_service.views.wording import duration
+from holdfast_service.wording import duration
 
 if TYPE_CHECKING:
     from holdfast_service.views.jobs import JobView

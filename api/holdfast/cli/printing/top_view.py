@@ -17,7 +17,7 @@ from holdfast_service.views.jobs import JobView
 from holdfast_service.views.lists import ClusterView, JobRow
 from holdfast_service.views.ranks import RanksView, RankView
 from holdfast_service.views.timeline import VerdictView
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 
 BAR = 12
 SHOWN_INCIDENTS = 5

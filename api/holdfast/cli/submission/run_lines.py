@@ -11,7 +11,7 @@ from holdfast_service.policy.causes import Cause
 from holdfast_service.views.attempts import AttemptView, MemberView
 from holdfast_service.views.incident_text import PROCESS_LOSING, ranks_of
 from holdfast_service.views.incidents import IncidentView
-from holdfast_service.views.wording import plural, ranks_text
+from holdfast_service.wording import plural, ranks_text
 
 SHOWN_RANKS = 16
 

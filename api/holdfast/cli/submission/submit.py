@@ -23,7 +23,7 @@ from holdfast.formats import code_archive as code
 from holdfast.formats import documents, requirements_file
 from holdfast_service.views.jobs import JobView
 from holdfast_service.views.meshes import MeshOrderView, ValidSpecView
-from holdfast_service.views.wording import plural
+from holdfast_service.wording import plural
 from holdfast_workers.byte_sizes import size_of
 
 

@@ -11,9 +11,7 @@ from holdfast_service.placement.rank_assignment import format_ranks
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
-
-_SHOWN = 8
-"""Agents that a sentence names."""
+from holdfast_service.wording import shortened
 
 
 def start_wait(state: CoreState) -> StartWait | None:
@@ -42,9 +40,8 @@ def _nodes(state: CoreState) -> str:
         missing = f"{wanted - len(records)} of {wanted} nodes" if wanted > 1 else "its node"
         return f"an agent on {missing}"
     late = sorted(record.agent for record in records if not record.report.ready)
-    names = ", ".join(late[:_SHOWN]) + (f", ... ({len(late)} in all)" if late[_SHOWN:] else "")
     does = "install the job's packages and load torch" if spec.runtime_env.pip else "load torch"
-    return f"{names or 'the nodes'} to {does}"
+    return f"{shortened(late) or 'the nodes'} to {does}"
 
 
 def _ranks(world: AttemptWorld) -> str:

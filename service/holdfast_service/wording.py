@@ -23,9 +23,16 @@ def enumeration(parts: Sequence[str]) -> str:
     return " and ".join([*([", ".join(parts[:-1])] if parts[:-1] else []), *parts[-1:]])
 
 
-def plural(count: int, noun: str, several: str = "") -> str:
-    """`several`: the plural of a noun that takes no `s`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {several or f'{noun}s'}"
+def plural(count: float, noun: str, several: str = "") -> str:
+    """`1 CPU`, `0.5 CPUs`, `3 nodes`. `several`: the plural of a noun that takes no `s`."""
+    shown = f"{count:g}" if isinstance(count, float) else str(count)
+    return f"{shown} {noun}" if count == 1 else f"{shown} {several or f'{noun}s'}"
+
+
+def shortened(items: Sequence[object], most: int = 8) -> str:
+    """`0, 1`, or `0, 1, ... (64 in all)`: the first ones, at most `most`."""
+    shown = ", ".join(map(str, items[:most]))
+    return f"{shown}, ... ({len(items)} in all)" if len(items) > most else shown
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

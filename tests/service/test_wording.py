@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_service.views.wording import device_share, device_time, plural
+from holdfast_service.wording import device_share, device_time, plural, shortened
 
 SECONDS_IN = {"device-seconds": 1.0, "device-hours": 3600.0}
 
@@ -34,3 +34,10 @@ def test_device_time_and_plurals_read_well() -> None:
     assert device_share(1.1, 108.0) == "1.1 of 108 device-seconds"
     assert device_share(0.0, 7200.0) == "0.0 device-seconds of 2.00 device-hours"
     assert [plural(n, "copy", "copies") for n in (1, 2)] == ["1 copy", "2 copies"]
+    assert [plural(n, "CPU") for n in (0.5, 1.0, 2.0)] == ["0.5 CPUs", "1 CPU", "2 CPUs"]
+    assert plural(2_000_000, "step") == "2000000 steps"
+
+
+def test_a_long_list_is_shortened_to_its_first_items() -> None:
+    assert shortened(["n0", "n1"]) == "n0, n1"
+    assert shortened(range(64), 3) == "0, 1, 2, ... (64 in all)"
