@@ -17,7 +17,7 @@ from benchmarks.gpu_parts.processes import PartFailed, run_part
 
 from benchmarks import gpu
 from holdfast_workers.models.llama_parameters import parameter_shapes
-from holdfast_workers.spec import VOCABULARIES
+from holdfast_workers.spec import BYTE_VOCABULARY
 
 PATIENCE_S = 60.0
 
@@ -73,7 +73,7 @@ def test_the_measured_model_has_a_billion_parameters(tmp_path: Path) -> None:
     spec = training.training_spec(
         Setting("cuda:0", False, tmp_path, tmp_path), training.LARGE, 1, 3
     )
-    shapes = parameter_shapes(spec.model, VOCABULARIES[spec.data.tokenizer])
+    shapes = parameter_shapes(spec.model, BYTE_VOCABULARY)
     count = sum(prod(shape) for shape in shapes.values())
     assert count > training.LEAST_PARAMETERS
     assert spec.model.dtype == "bfloat16"

@@ -23,10 +23,15 @@ from holdfast_service.job_model.supervisor_protocol import EventKind, StopKind
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_workers.checkpoint.export import plan_export, write_export
 from holdfast_workers.checkpoint.manifest import Manifest, list_checkpoints, verify
-from holdfast_workers.data.corpus import BYTE_VOCABULARY
 from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.models.llama_parameters import parameter_shapes
-from holdfast_workers.spec import CheckpointSpec, MemoryTierSpec, ParallelSpec, RemoteTierSpec
+from holdfast_workers.spec import (
+    BYTE_VOCABULARY,
+    CheckpointSpec,
+    MemoryTierSpec,
+    ParallelSpec,
+    RemoteTierSpec,
+)
 
 pytestmark = pytest.mark.chaos
 

@@ -82,7 +82,7 @@ def mismatches(spec: JobSpec, saved: SavedCheckpoint, part: InitPart) -> list[st
 def _shape_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     if spec.recipe != "pretrain" or spec.has_own_model:
         return []  # the parameters are known only to the user's recipe
-    wanted = shapes_of(spec.model)
+    wanted = shapes_of(spec)
     found = [
         f"{name} has shape {tuple(saved.shapes[name])} in the checkpoint, {shape} in the model"
         for name, shape in wanted.items()

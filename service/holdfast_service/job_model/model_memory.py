@@ -14,7 +14,7 @@ from holdfast_workers.models.llama_parameters import default_ffn_dim, parameter_
 from holdfast_workers.models.vit_parameters import hidden_size, vit_shapes
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
-    VOCABULARIES,
+    BYTE_VOCABULARY,
     ActivationCheckpointing,
     Family,
     ModelSpec,
@@ -23,8 +23,6 @@ from holdfast_workers.spec import (
     TrainingSpec,
 )
 
-VOCABULARY = VOCABULARIES["bytes"]
-"""Size of the vocabulary of the only tokenizer, `bytes`."""
 SMALL_MODEL_BYTES = 64 << 20
 """Size up to which all parameters are gathered at once; the same as in `parallelize/shard.py`,
 which imports torch."""
@@ -88,7 +86,8 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     model = training.model
     if _lacks_sizes(model):
         return None
-    shapes = shapes_of(model.model_copy(update={"layers": 1}))
+    one = training.model_copy(update={"model": model.model_copy(update={"layers": 1})})
+    shapes = shapes_of(one)
     elements = {name: prod(shape) for name, shape in shapes.items()}
     block = sum(
         elements[name] for name, shape in shapes.items() if "blocks." in name and len(shape) > 1
@@ -100,6 +99,7 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     tokens = training.train.micro_batch * model.positions
     whole_activations, divided_activations = _activations_per_token(
         model,
+        training.data.vocabulary or BYTE_VOCABULARY,
         divides_vocabulary=vocabulary > 0,
         divides_sequence=training.parallel.sequence_parallel,
     )
@@ -118,9 +118,13 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     )
 
 
-def shapes_of(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The whole shape of every parameter of a built-in model, by name."""
-    return vit_shapes(model) if model.family == "vit" else parameter_shapes(model, VOCABULARY)
+def shapes_of(training: TrainingSpec) -> dict[str, tuple[int, ...]]:
+    """The whole shape of every parameter of a built-in model, by name; of a vocabulary that is not
+    known yet, with the smallest."""
+    model = training.model
+    if model.family == "vit":
+        return vit_shapes(model)
+    return parameter_shapes(model, training.data.vocabulary or BYTE_VOCABULARY)
 
 
 def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]:
@@ -157,9 +161,10 @@ def _blocks(model: ModelSpec) -> tuple[int, int]:
 
 
 def _activations_per_token(
-    model: ModelSpec, *, divides_vocabulary: bool, divides_sequence: bool
+    model: ModelSpec, size: int, *, divides_vocabulary: bool, divides_sequence: bool
 ) -> tuple[int, int]:
-    """Elements of the whole model that no axis divides, and those that an axis may divide."""
+    """Elements of the whole model that no axis divides, and those that an axis may divide; `size`:
+    of the vocabulary."""
     mode, kept = model.activation_checkpointing, _KEPT[model.family]
     plain, checkpointed = _blocks(model)
     whole, divided = (
@@ -172,6 +177,6 @@ def _activations_per_token(
         patch = model.images.patch_values  # the input of the first layer
         of_image = _AT_HEAD_VOCABULARY * model.images.classes
         return whole + _AT_HEAD_DIM * model.dim + patch + of_image // model.positions, divided
-    logits = _AT_HEAD_VOCABULARY * VOCABULARY
+    logits = _AT_HEAD_VOCABULARY * size
     at_head = _AT_HEAD_DIM * model.dim + (0 if divides_vocabulary else logits)
     return whole + at_head, divided + (logits if divides_vocabulary else 0)

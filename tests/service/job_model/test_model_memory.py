@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from holdfast_service.job_model import model_memory
 from holdfast_service.job_model.job_spec import parse
-from holdfast_workers.data.corpus import BYTE_VOCABULARY
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.models.vit import VisionTransformer
@@ -23,6 +22,7 @@ from holdfast_workers.parallelize.context import apply_context_parallel
 from holdfast_workers.parallelize.mesh import fake_process_group, make_mesh
 from holdfast_workers.parallelize.parallel_model import apply_activation_checkpointing
 from holdfast_workers.spec import (
+    BYTE_VOCABULARY,
     ActivationCheckpointing,
     ContextMethod,
     ModelSpec,
@@ -183,7 +183,6 @@ def test_each_second_block_keeps_its_activations() -> None:
 
 
 def test_its_constants_are_those_of_the_workers() -> None:
-    assert model_memory.VOCABULARY == BYTE_VOCABULARY
     assert model_memory.SMALL_MODEL_BYTES == shard.SMALL_MODEL_BYTES
 
 

@@ -44,7 +44,7 @@ def test_all_nodes_together_have_room_for_the_state_and_all_its_copies_twice(
     model = {"layers": layers}
     spec = spec_of(dp_shard, tp, per_node, copies, model=model)
     nodes = spec.training_nodes
-    elements = sum(prod(shape) for shape in shapes_of(spec.model).values())
+    elements = sum(prod(shape) for shape in shapes_of(spec).values())
     whole = 3 * 4 * elements  # parameters and two moments in float32
     kept = 2 * (1 + min(copies, nodes - 1))
     needs = needs_of(spec)

@@ -92,7 +92,7 @@ def test_a_vision_job_starts_from_another_of_the_same_sizes() -> None:
         return JobSpec.model_validate({**document(**model), "init_from": "a/6"})
 
     there = spec()
-    saved = SavedCheckpoint(6, shapes_of(there.model), there.training().model_dump(mode="json"))
+    saved = SavedCheckpoint(6, shapes_of(there), there.training().model_dump(mode="json"))
     assert mismatches(spec(dropout=0.1), saved, InitPart.EVERYTHING) == []
     found = mismatches(spec(image_size=32), saved, InitPart.MODEL)
     assert found == [

@@ -18,7 +18,7 @@ ALONE = {"dp_shard": 1, "tp": 1}
 def save_model(root: Storage, step: int, training: TrainingSpec, attempt: int = 1) -> Manifest:
     """Save the parameters only, as a world of one rank would."""
     entries, end = [], 0
-    for name, shape in shapes_of(training.model).items():
+    for name, shape in shapes_of(training).items():
         nbytes = 4 * math.prod(shape)
         zeros = (0,) * len(shape)
         named = MODEL_PREFIX + name

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast_workers.node_cache.cached_file import cached_file, source_key
-from holdfast_workers.spec import VOCABULARIES, DataSpec
+from holdfast_workers.spec import BYTE_VOCABULARY, DataSpec
 
-BYTE_VOCABULARY = VOCABULARIES["bytes"]
 _STDLIB_SKIPPED = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 )

@@ -38,17 +38,22 @@ from holdfast_workers.spec.safeguards import (
 )
 from holdfast_workers.spec.spec_fault import SpecFault
 from holdfast_workers.spec.train import (
-    VOCABULARIES,
+    BYTE_VOCABULARY,
+    BYTES,
     DataSpec,
     Determinism,
     OptimizerSpec,
+    PreparedSpec,
     ScheduleSpec,
+    SourceSpec,
     TrainSpec,
 )
 from holdfast_workers.spec.training import BUILT_IN_RECIPES, TrainingSpec
 
 __all__ = [
     "BUILT_IN_RECIPES",
+    "BYTES",
+    "BYTE_VOCABULARY",
     "FIRST_MEMORY_STEPS",
     "FIRST_REMOTE_STEPS",
     "HISTORY_STEPS",
@@ -56,7 +61,6 @@ __all__ = [
     "MOST_CLASSES",
     "MOST_PIXELS",
     "NEAR_SIZES",
-    "VOCABULARIES",
     "ActivationCheckpointing",
     "CheckpointSpec",
     "ChecksSpec",
@@ -76,6 +80,7 @@ __all__ = [
     "OptimizerSpec",
     "ParallelSpec",
     "Positive",
+    "PreparedSpec",
     "ProgramSpec",
     "RankResources",
     "RayRunSpec",
@@ -85,6 +90,7 @@ __all__ = [
     "Schedule",
     "ScheduleSpec",
     "Section",
+    "SourceSpec",
     "SpecFault",
     "SpikeGuardSpec",
     "TimeoutsSpec",

@@ -9,7 +9,7 @@ from holdfast_workers.spec.fields import Section
 from holdfast_workers.spec.model import ModelSpec
 from holdfast_workers.spec.parallel import ParallelSpec
 from holdfast_workers.spec.spec_fault import SpecFault
-from holdfast_workers.spec.train import VOCABULARIES, DataSpec
+from holdfast_workers.spec.train import DataSpec
 from holdfast_workers.spec.training import TrainingSpec
 
 NEAR_SIZES = 4096
@@ -72,8 +72,8 @@ def model_faults(spec: TrainingSpec) -> list[SpecFault]:
     if parallel.sequence_parallel and model.compile:
         message = "sequence_parallel cannot be combined with compile"
         add("parallel.sequence_parallel", message, "model.compile")
-    vocabulary = VOCABULARIES[spec.data.tokenizer]
-    if parallel.vocabulary_parallel and vocabulary % parallel.tp:
+    vocabulary = spec.data.vocabulary
+    if parallel.vocabulary_parallel and vocabulary is not None and vocabulary % parallel.tp:
         add(
             "parallel.vocabulary_parallel",
             f"the vocabulary of {vocabulary} is not divisible by tp {parallel.tp}",

@@ -8,17 +8,99 @@ from pydantic import Field
 
 from holdfast_workers.spec.fields import NonNegative, Positive, Reference, Section
 
-VOCABULARIES = {"bytes": 256}
-"""Tokenizer -> size of its vocabulary."""
+BYTES = "bytes"
+"""The tokenizer whose tokens are the bytes of the text in UTF-8."""
+BYTE_VOCABULARY = 256
+MOST_SOURCES = 64
+MOST_SHUFFLED_GB = 1e6
+
+
+class SourceSpec(Section):
+    """Files whose records are documents of text."""
+
+    path: Reference = Field(
+        description="A file, a folder or a glob, as an absolute path that every node can read, or "
+        "as s3://bucket/prefix. Text, JSON lines (.jsonl, also .gz or .zst), Parquet, or a data "
+        "set that the library `datasets` has saved."
+    )
+    text: Reference = Field(
+        default="text",
+        description="The column, or key of a JSON line, with a document's text. A file of text is "
+        "one document.",
+    )
+    weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Share of the samples that come from this source, relative to the others'. "
+        "Without weights, all sources are one: an epoch has each of their tokens once.",
+    )
+    endpoint: Reference | None = Field(
+        default=None,
+        description="URL of the S3 service, which needs `secret`. null: AWS_ENDPOINT_URL, or AWS.",
+    )
+    region: Reference | None = Field(
+        default=None, description="Region of the bucket. null: AWS_DEFAULT_REGION."
+    )
+    secret: Reference | None = Field(
+        default=None,
+        description="Name of the server's secret with the credentials for this bucket and "
+        "endpoint. null: those in the environment of the nodes.",
+    )
+
+
+class PreparedSpec(Section):
+    """The token set of a source."""
+
+    uri: Reference
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] = Field(
+        description="Digest of the token set, down to its last token."
+    )
+    vocabulary: Positive
+    tokens: Positive
 
 
 class DataSpec(Section):
     source: Reference = Field(
         default="python-stdlib",
-        description="`python-stdlib`, or a path or glob of text files on every node. For vit: a "
-        "folder on every node with a subfolder of images for each class.",
+        description="`python-stdlib`, or a path or glob of text files on every node, read as "
+        "bytes. For vit: a folder on every node with a subfolder of images for each class.",
     )
-    tokenizer: Literal["bytes"] = "bytes"
+    tokenizer: Reference = Field(
+        default=BYTES,
+        description="`bytes`, or the absolute path of a `tokenizer.json` or of the folder of a "
+        "published model with one.",
+    )
+    sources: Annotated[tuple[SourceSpec, ...], Field(max_length=MOST_SOURCES)] = Field(
+        default=(),
+        description="In place of `source`: the sources whose documents are turned into tokens "
+        "once, before the job takes its nodes.",
+    )
+    document_end: Reference | None = Field(
+        default=None,
+        description="The token that ends each document, such as `<|endoftext|>`. null: the "
+        "`eos_token` of the `tokenizer_config.json` beside the tokenizer; a zero byte for `bytes`.",
+    )
+    bad_records: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.001,
+        description="Share of a source's records that may be unusable: they are left out and "
+        "named. With more, the source is refused.",
+    )
+    shuffle_gb: Annotated[float, Field(gt=0, le=MOST_SHUFFLED_GB, allow_inf_nan=False)] = Field(
+        default=10.0,
+        description="Tokens among which samples are shuffled, in units of 10^9 bytes: a node reads "
+        "so many before it comes to others.",
+    )
+    prepared: Annotated[tuple[PreparedSpec, ...], Field(max_length=MOST_SOURCES)] = Field(
+        default=(),
+        description="The token set of each source, which the server sets: a replay reads the same "
+        "tokens.",
+    )
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of the tokenizer's tokens; None: not known before the sources are prepared."""
+        if self.prepared:
+            return max(each.vocabulary for each in self.prepared)
+        return BYTE_VOCABULARY if self.tokenizer == BYTES else None
 
 
 class OptimizerSpec(Section):

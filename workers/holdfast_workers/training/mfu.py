@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_workers.data.corpus import BYTE_VOCABULARY
-from holdfast_workers.spec import ModelSpec
+from holdfast_workers.spec import BYTE_VOCABULARY, ModelSpec
 
 _PEAK_BF16_FLOPS = {
     "H200": 989e12,
@@ -20,7 +19,7 @@ _PEAK_BF16_FLOPS = {
 name."""
 
 
-def flops_per_token(parameters: int, spec: ModelSpec) -> float:
+def flops_per_token(parameters: int, spec: ModelSpec, vocabulary: int = BYTE_VOCABULARY) -> float:
     """Training FLOPs per token of a text, or per patch of an image: 6 · N + 12 · L · H · Q · T.
 
     Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B: N parameters without the embedding
@@ -32,7 +31,7 @@ def flops_per_token(parameters: int, spec: ModelSpec) -> float:
         head = spec.images.classes * spec.dim
         multiplied = parameters - spec.positions * spec.dim - head + head / spec.positions
     else:
-        multiplied = parameters - (0 if spec.tied_embeddings else BYTE_VOCABULARY * spec.dim)
+        multiplied = parameters - (0 if spec.tied_embeddings else vocabulary * spec.dim)
     return 6.0 * multiplied + 12.0 * spec.layers * spec.dim * spec.positions
 
 
