@@ -15,6 +15,11 @@ def supervisor(job_id: str) -> str:
     return f"supervisor:{job_id}"
 
 
+def token_preparer(request: str) -> str:
+    """Name of the actor that serves the requests of this name."""
+    return f"tokens:{request}"
+
+
 def agent(job_id: str, seat: str) -> str:
     return f"agent:{job_id}:{seat}"
 

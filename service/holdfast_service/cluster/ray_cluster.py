@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    GetTimeoutError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from holdfast_service.cluster import (
     actor_names,
@@ -45,9 +52,11 @@ from holdfast_service.cluster.supervisor_actor import (
     WAITING_CALLS,
     SupervisorActor,
 )
+from holdfast_service.cluster.token_preparer import TokenPreparer
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.diagnosis.unfit_software import cannot_load, import_fault
+from holdfast_service.job_model.data_preparation import SourceProgress, SourceRequest
 from holdfast_service.job_model.node_labels import ACCELERATOR_PREFIX
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
@@ -69,6 +78,7 @@ from holdfast_service.policy.quarantine import Avoided
 from holdfast_service.remote_tier.location import SecretUnusable, credentials_for
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.spec import RemoteTierSpec, SourceSpec
 
 Result = TypeVar("Result")
 
@@ -210,6 +220,9 @@ class RayCluster:
             self._threads.submit(cancel)  # also if the caller is cancelled: pip ends with the task
         return PackagesAnswer(host, tuple(packages), why)
 
+    async def prepare_tokens(self, requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
+        return await self._call(lambda: tuple(map(self._prepare_tokens, requests)))
+
     async def ensure_supervisor(self, plan: JobPlan) -> bool:
         return await self._call(lambda: self._ensure_supervisor(plan))
 
@@ -297,6 +310,30 @@ class RayCluster:
                 placed.setdefault(bundle.job, []).append(bundle.node)
         return Capacity(nodes=nodes, can_grow=self._can_grow, placed=placed)
 
+    def _prepare_tokens(self, request: SourceRequest) -> SourceProgress:
+        """The progress of the actor that prepares the source, which is created if it is not there.
+        It has not begun while the actor is starting, also after it has ended with its node."""
+        credentials = (
+            self._credentials_for(request.root, request.remote, "checkpoint.remote.secret"),
+            self._credentials_for(request.source.path, request.source, "data.sources.secret"),
+        )
+        actor = ray.remote(TokenPreparer).options(
+            name=actor_names.token_preparer(request.name),
+            namespace=self._namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_concurrency=CALLS,
+            num_cpus=0,
+            **self._code.options(),
+        )
+        preparer = actor.remote(codec.encode(request), credentials)
+        try:
+            answer = ray.get(preparer.progress.remote(), timeout=POLL_S)
+        except (RayActorError, GetTimeoutError):
+            return SourceProgress(request.source.path)
+        return codec.decode(answer, SourceProgress)
+
     def _ensure_supervisor(self, plan: JobPlan) -> bool:
         with contextlib.suppress(SupervisorUnavailable):
             self._supervisor(plan.job_id)
@@ -343,10 +380,15 @@ class RayCluster:
 
     def _credentials(self, plan: JobPlan) -> dict[str, str] | None:
         remote = plan.spec.checkpoint.remote
+        return self._credentials_for(remote.uri, remote, "checkpoint.remote.secret")
+
+    def _credentials_for(
+        self, uri: str | None, named: RemoteTierSpec | SourceSpec, field: str
+    ) -> dict[str, str] | None:
         try:
-            return credentials_for(remote.uri, remote, self._secrets)
+            return credentials_for(uri, named, self._secrets)
         except SecretUnusable as error:  # the secret existed when the job was accepted
-            raise ClusterUnavailable(f"checkpoint.remote.secret: {error}") from error
+            raise ClusterUnavailable(f"{field}: {error}") from error
 
     def _job_secret(self, job_id: str) -> bytes:
         return hmac.digest(self._key, job_id.encode(), "sha256")

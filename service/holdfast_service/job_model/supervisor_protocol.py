@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.capacity import Capacity, NodeCapacity
+from holdfast_service.job_model.data_preparation import SourceProgress, SourceRequest
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
@@ -265,6 +266,10 @@ class Cluster(Protocol):
     ) -> PackagesAnswer:
         """Install the packages on a node that runs jobs, without taking its resources; on none of
         the names in `avoid` if there is another. Raises ClusterUnavailable while there is none."""
+        ...
+
+    async def prepare_tokens(self, requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
+        """Begin to prepare the sources, or go on; how far each is. Raises ClusterUnavailable."""
         ...
 
     async def ensure_supervisor(self, plan: JobPlan) -> bool:

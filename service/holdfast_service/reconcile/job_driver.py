@@ -53,6 +53,7 @@ from holdfast_service.reconcile.package_installation import (
     PackageInstallation,
 )
 from holdfast_service.reconcile.restored_job import RestoredJobs, Verdict
+from holdfast_service.reconcile.token_preparation import TokenPreparation
 from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import deliver
@@ -141,6 +142,7 @@ class JobDriver:
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
         self._given: tuple[str, ...] = ()  # the nodes of jobs that start before this one
         self._packages: PackageInstallation | None = None
+        self._tokens = TokenPreparation(cluster, settings.data_dir, self._transaction)
         self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
         """The job as the last step left it."""
 
@@ -199,7 +201,11 @@ class JobDriver:
         if Effect.RESTORED in intents:
             return await self._settle_restored(job)
         if state is State.QUEUED:
-            return await self._install_packages(job) or await self._admit(intents)
+            return (
+                await self._install_packages(job)
+                or await self._prepare_tokens(job)
+                or await self._admit(intents)
+            )
         if state is State.PAUSED:
             return NextStep(self._settings.pace.paused_look_s, keep_lease=False)
         next_step = None
@@ -280,6 +286,10 @@ class JobDriver:
                     )
                 )
         return NextStep(0.0)
+
+    async def _prepare_tokens(self, job: JobRecord) -> NextStep | None:
+        delay_s = await self._tokens.advance(job)
+        return None if delay_s is None else NextStep(delay_s)
 
     async def _admit(self, intents: dict[str, Intent]) -> NextStep:
         """QUEUED: start the job if it fits, or record what it waits for."""

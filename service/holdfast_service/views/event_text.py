@@ -33,6 +33,8 @@ SENTENCES: Mapping[str, str] = {
     EventKind.STOP_UNDONE: "training continues after step {step}: the request to {wanted} was "
     "given up[, because {reason}]",
     EventKind.PACKAGES_INSTALLED: "{host} installed the job's packages[ in {took_s} s]",
+    EventKind.DATA_PREPARED: "the job's data are {tokens} tokens of {documents} documents"
+    "[, prepared in {took_s} s][; {bad_count} records were left out: {bad}]",
     EventKind.SUPERVISOR_STARTED: "the supervisor was started[ (start {times})]",
     EventKind.JOB_AWAY: "nothing of the job ran for {away_s}[: it was {why}]",
     EventKind.PHASE: "the supervisor entered the phase {phase}",
@@ -161,9 +163,12 @@ def _words(name: str) -> str:
 
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "away_s": lambda seconds: duration(float(seconds)),
+    "bad": lambda texts: str(texts[0]),
+    "bad_count": lambda count: f"{count:,}" if count else "",
     "cause": lambda cause: cause_words(str(cause)).clause,
     "decision": _words,
     "every_steps": lambda steps: plural(int(steps), "step"),
+    "documents": lambda count: f"{count:,}",
     "evidence": lambda texts: str(texts[0]),
     "findings": _findings,
     "kind": _words,
@@ -173,5 +178,6 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "phases_s": lambda phases: duration(phases["total"]) if "total" in phases else "",
     "ranks": ranks_text,
     "steps_lost": lambda steps: plural(int(steps), "step"),
+    "tokens": lambda count: f"{count:,}",
     "world_size": lambda ranks: plural(int(ranks), "rank"),
 }

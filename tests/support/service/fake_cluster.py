@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
+from holdfast_service.job_model.data_preparation import SourceProgress, SourceRequest
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     ClusterUnavailable,
@@ -213,6 +214,8 @@ class FakeCluster:
         self.installations = 0
         self.asked_for: list[GrowthRequest] = []  # of its autoscaler
         self.tells = False  # whether supervisors tell news
+        self.token_sets: tuple[SourceProgress, ...] | None = None  # None: being listed
+        self.sources_asked: list[SourceRequest] = []
         self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
         self.poison: set[str] = set()  # jobs whose poll raises an unexpected error
@@ -242,6 +245,12 @@ class FakeCluster:
             await asyncio.sleep(timeout_s)
             raise ClusterUnavailable("the node does not answer")
         return self.packages
+
+    async def prepare_tokens(self, requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
+        self._reach()
+        self.sources_asked = [*requests]
+        begun = tuple(SourceProgress(request.source.path) for request in requests)
+        return begun if self.token_sets is None else self.token_sets
 
     async def ensure_supervisor(self, launch: JobPlan) -> bool:
         self._reach()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -51,6 +53,10 @@ class PreparedSpec(Section):
     """The token set of a source."""
 
     uri: Reference
+    origin: Reference = Field(
+        description="What it was made of, as `DataSpec.origin_of` says it: with another source, "
+        "tokenizer or setting it is not used."
+    )
     digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] = Field(
         description="Digest of the token set, down to its last token."
     )
@@ -94,6 +100,11 @@ class DataSpec(Section):
         description="The token set of each source, which the server sets: a replay reads the same "
         "tokens.",
     )
+
+    def origin_of(self, source: SourceSpec) -> str:
+        """Digest of all that a source's tokens depend on, but for the content of its files."""
+        parts = (source.path, source.text, source.endpoint, self.tokenizer, self.document_end)
+        return hashlib.sha256(json.dumps([*parts, self.bad_records]).encode()).hexdigest()[:32]
 
     @property
     def vocabulary(self) -> int | None:

@@ -51,6 +51,7 @@ class EventKind(StrEnum):
     RESUME_REQUESTED = "job.resume_requested"
     JOB_RELEASED = "job.released"
     RELEASE_OVERDUE = "release.overdue"
+    DATA_PREPARED = "data.prepared"
     PACKAGES_INSTALLED = "packages.installed"
     SUPERVISOR_STARTED = "supervisor.started"
     CHECKPOINT_VERIFIED = "checkpoint.verified"

@@ -110,6 +110,23 @@ class PackagesInstalledEvent(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataPreparedEvent(JobEvent):
+    """The sources of the job are token sets: they were made, or were there."""
+
+    kind = EventKind.DATA_PREPARED
+    sources: int
+    tokens: int
+    documents: int
+    vocabulary: int
+    took_s: float
+    """Seconds for which the job waited for them."""
+    bad_count: int = 0
+    """Records that were left out."""
+    bad: tuple[str, ...] = ()
+    """The first of them: file, row and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SupervisorStartedEvent(JobEvent):
     """The reconciler started the job's supervisor, or adopted the one that it found."""
 

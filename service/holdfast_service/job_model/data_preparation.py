@@ -1,0 +1,141 @@
+"""How the sources of a job become token sets: what is asked of the cluster, and what it reports.
+Pure.
+
+Each source is prepared for itself, so that jobs share it whatever their other sources and weights
+are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast_service.wording import duration, plural
+from holdfast_workers.checkpoint.storage import joined
+from holdfast_workers.spec import DataSpec, PreparedSpec, RemoteTierSpec, SourceSpec
+
+TOKENS = "tokens"
+"""The folder of token sets, beside those of jobs."""
+_LEAST_SHARE = 0.01
+"""Share of a source that must have been read before the rest is estimated."""
+
+
+@dataclass(frozen=True)
+class SourceRequest:
+    """A source to be prepared."""
+
+    data: DataSpec
+    """The section, with this source alone."""
+    remote: RemoteTierSpec
+    """How the storage of the token sets is reached."""
+    root: str
+    """URI below which the token sets are."""
+
+    @property
+    def source(self) -> SourceSpec:
+        return self.data.sources[0]
+
+    @property
+    def origin(self) -> str:
+        return self.data.origin_of(self.source)
+
+    @property
+    def name(self) -> str:
+        """Equal for requests that one preparation serves."""
+        parts = (self.root, self.origin, self.source.secret, self.remote.secret)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+class PreparePhase(StrEnum):
+    LISTING = "listing"
+    TOKENIZING = "tokenizing"
+    READY = "ready"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class SourceProgress:
+    """How far the preparation of a source is."""
+
+    path: str
+    phase: PreparePhase = PreparePhase.LISTING
+    files: int = 0
+    total_bytes: int = 0
+    done_bytes: int = 0
+    """Bytes of the source that are tokenized, earlier tries included."""
+    bytes_per_s: float = 0.0
+    tokens: int = 0
+    documents: int = 0
+    bad_count: int = 0
+    bad: tuple[str, ...] = ()
+    """The first records that were left out: file, row and why."""
+    waits: str = ""
+    """What it waits for at present."""
+    error: str = ""
+    """Why it is refused."""
+    prepared: PreparedSpec | None = None
+    """The token set, once it is there."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in (PreparePhase.READY, PreparePhase.REFUSED)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end at the present pace; None: not known."""
+        if self.phase is PreparePhase.READY:
+            return 0.0
+        if not self.bytes_per_s or self.done_bytes < _LEAST_SHARE * self.total_bytes:
+            return None
+        return (self.total_bytes - self.done_bytes) / self.bytes_per_s
+
+    @property
+    def expected_tokens(self) -> int | None:
+        """The tokens of the whole source, estimated from those that are there; None: not known."""
+        if self.phase is PreparePhase.READY:
+            return self.tokens
+        if not self.done_bytes or self.done_bytes < _LEAST_SHARE * self.total_bytes:
+            return None
+        return round(self.tokens * self.total_bytes / self.done_bytes)
+
+
+def requests_of(data: DataSpec, remote: RemoteTierSpec, default_root: str) -> list[SourceRequest]:
+    """A request for each source. `remote`: of the resolved spec; `default_root`: where token sets
+    are if that names no place."""
+    root = default_root if remote.uri is None else joined(remote.uri, TOKENS)
+    alone = data.model_copy(update={"prepared": ()})
+    return [
+        SourceRequest(alone.model_copy(update={"sources": (source,)}), remote, root)
+        for source in data.sources
+    ]
+
+
+def needs_preparation(data: DataSpec) -> bool:
+    return bool(data.sources) and not data.prepared
+
+
+def wait_text(progress: Sequence[SourceProgress]) -> str:
+    """What a job waits for while its sources are prepared."""
+    total, done = sum(p.total_bytes for p in progress), sum(p.done_bytes for p in progress)
+    if any(p.phase is PreparePhase.LISTING for p in progress):
+        found = sum(p.files for p in progress)
+        text = "its sources are listed" + (f": {plural(found, 'file')} so far" if found else "")
+    else:
+        tokens = sum(p.tokens for p in progress)
+        text = f"{_gb(done)} of {_gb(total)} GB of its sources are tokens: {tokens:,} so far"
+        left = [p.left_s for p in progress if p.left_s is not None]
+        if len(left) == len(progress):
+            text += f", about {duration(max(left))} left"
+    waits = sorted({p.waits for p in progress if p.waits})
+    return "; ".join([text, *waits])
+
+
+def refusals(progress: Sequence[SourceProgress]) -> str:
+    """Why sources are refused; "": none is."""
+    return "; ".join(f"{p.path}: {p.error}" for p in progress if p.phase is PreparePhase.REFUSED)
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.3g}"

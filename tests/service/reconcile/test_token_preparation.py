@@ -1,0 +1,86 @@
+"""A job with sources takes nodes only after their token sets are there."""
+
+from __future__ import annotations
+
+from tests.support.service.fake_cluster import FakeCluster
+from tests.support.service.job_drives import (
+    JOB,
+    kinds,
+    reconciling,
+    until,
+    until_state,
+    until_waits,
+)
+
+from holdfast_service.job_model.data_preparation import PreparePhase, SourceProgress
+from holdfast_service.job_model.lifecycle import State
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.store.engine import Store
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+
+SOURCE = SourceSpec(path="s3://lab/web/*.parquet", text="content")
+DATA = DataSpec(sources=(SOURCE,))
+WITH_SOURCES = {**JOB, "data": {"sources": [{"path": SOURCE.path, "text": SOURCE.text}]}}
+PREPARED = PreparedSpec(
+    uri="/store/tokens/1", origin=DATA.origin_of(SOURCE), digest="0" * 32, vocabulary=256, tokens=7
+)
+READY = SourceProgress(SOURCE.path, PreparePhase.READY, 1, 9, 9, tokens=7, prepared=PREPARED)
+
+
+async def test_a_job_is_started_with_the_token_sets_of_its_sources(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.token_sets = (READY,)
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit(WITH_SOURCES)
+        await until(lambda: job.id in cluster.supervisors)
+    assert cluster.supervisors[job.id].launch.spec.data.prepared == (PREPARED,)
+    assert (await jobs.get(job.id)).spec["data"]["prepared"][0]["digest"] == PREPARED.digest
+    assert "data.prepared" in await kinds(jobs, job.id)
+    (request,) = cluster.sources_asked
+    assert request.data.sources == (SOURCE,)
+    assert request.root == str(settings.data_dir.absolute() / "tokens")
+
+
+async def test_a_job_whose_data_is_refused_ends_before_it_takes_nodes(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    why = "part-7.parquet has no column 'content': set text to one of: body, title"
+    cluster.token_sets = (SourceProgress(SOURCE.path, PreparePhase.REFUSED, error=why),)
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit(WITH_SOURCES)
+        ended = await until_state(jobs, job.id, State.FAILED)
+    assert ended.outcome is not None
+    assert ended.outcome.code == "data_refused"
+    assert ended.outcome.message == f"{SOURCE.path}: {why}"
+    assert job.id not in cluster.starts
+
+
+async def test_a_job_says_how_far_its_data_is_and_keeps_no_other_from_nodes(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.token_sets = (
+        SourceProgress(
+            SOURCE.path,
+            PreparePhase.TOKENIZING,
+            files=3,
+            total_bytes=8_000_000_000,
+            done_bytes=2_000_000_000,
+            bytes_per_s=1e7,
+            tokens=500_000_000,
+        ),
+    )
+    async with reconciling(store, cluster, settings):
+        waits, _ = await jobs.submit(WITH_SOURCES)
+        await until_waits(jobs, waits.id, "data")
+        view = await jobs.get(waits.id)
+        assert view.waiting is not None
+        assert view.waiting.reason == (
+            "2 of 8 GB of its sources are tokens: 500,000,000 so far, about 10 min 0 s left"
+        )
+        other, _ = await jobs.submit(JOB)
+        await until(lambda: other.id in cluster.supervisors)
+        await jobs.cancel(waits.id)
+        await until_state(jobs, waits.id, State.CANCELLED)
+        assert waits.id not in cluster.starts
