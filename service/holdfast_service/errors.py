@@ -229,6 +229,10 @@ class CannotExport(Conflict, code="not_exportable"):
     """The checkpoint cannot be exported in the requested format."""
 
 
+class DataRefused(Conflict, code="data_refused"):
+    """The data of a spec cannot be used as it is: the message says where, and what to do."""
+
+
 class NoContent(Conflict, code="no_content"):
     """The operation has no file: it makes none, has not ended, failed, or was cancelled."""
 

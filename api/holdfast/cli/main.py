@@ -50,6 +50,7 @@ COMMANDS = (
         JOBS,
         "Run a program as it is: a script, torchrun's arguments.",
     ),
+    Command("data", "cli.data:group", JOBS, "Prepare a job's data, and look at its samples."),
     Command("ls", "cli.jobs:ls", JOBS, "List jobs, newest first."),
     Command("top", "cli.top:top", JOBS, "Watch the jobs, or the ranks of one, live."),
     Command("wait", "cli.jobs:wait", JOBS, "Wait until a job has ended; exit with its result."),

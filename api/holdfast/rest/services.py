@@ -30,6 +30,7 @@ from holdfast_service.services.jobs import JobService
 from holdfast_service.services.nodes import NodeService
 from holdfast_service.services.overview import Overview
 from holdfast_service.services.replays import ReplayService
+from holdfast_service.services.token_sets import TokenSetService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
 
@@ -52,6 +53,7 @@ class Services:
     removal: JobRemoval
     operations: OperationService
     operation_runner: OperationRunner
+    token_sets: TokenSetService
     probes: Mapping[str, Probe] = field(default_factory=dict)
     document_threads: Executor = field(default_factory=lambda: DaemonThreads(2, "document"))
     """Parse the bodies of requests, which takes up to seconds of processor time each."""
@@ -104,6 +106,7 @@ def services_over(
         removal=JobRemoval(store, checkpoints, settings),
         operations=OperationService(store, checkpoints, files, settings, runner.wake),
         operation_runner=runner,
+        token_sets=TokenSetService(jobs, cluster, settings),
         max_code_bytes=settings.max_code_bytes,
         spool_folder=str(settings.data_dir),
         metrics_of_jobs=settings.metrics_of_jobs,

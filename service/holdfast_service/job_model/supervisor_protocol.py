@@ -226,6 +226,22 @@ class PackagesAnswer:
     error: str = ""  # why they cannot be installed
 
 
+@dataclass(frozen=True)
+class SampleText:
+    """A sample as the model will see it."""
+
+    position: int
+    source: str
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True)
+class SamplesAnswer:
+    samples: tuple[SampleText, ...] = ()
+    error: str = ""  # why they cannot be read
+
+
 class ClusterUnavailable(Exception):
     """The cluster does not answer at present; try again later."""
 
@@ -270,6 +286,11 @@ class Cluster(Protocol):
 
     async def prepare_tokens(self, requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
         """Begin to prepare the sources, or go on; how far each is. Raises ClusterUnavailable."""
+        ...
+
+    async def read_samples(self, spec: JobSpec, count: int) -> SamplesAnswer:
+        """The first samples of a spec with prepared sources, as text. Raises
+        ClusterUnavailable."""
         ...
 
     async def ensure_supervisor(self, plan: JobPlan) -> bool:

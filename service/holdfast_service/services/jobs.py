@@ -111,7 +111,7 @@ class JobService(JobCommands):
         if first is not None:
             return first, False
         digest = _request_digest(request)
-        spec = await self._parse(document)
+        spec = await self.parsed(document)
         await self._check_code(spec)
         if self._settings.check_data_paths:
             await self._check_remote(spec)
@@ -142,7 +142,9 @@ class JobService(JobCommands):
         check_key(idempotency_key)
         return await self._find_by_key(idempotency_key, _request_digest(request))
 
-    async def _parse(self, document: Mapping[str, Any]) -> JobSpec:
+    async def parsed(self, document: Mapping[str, Any]) -> JobSpec:
+        """The resolved spec of a document, once its relations and data paths were checked. Raises
+        InvalidSpec."""
         capacity = await self._capacity()
         reading = await asyncio.to_thread(job_spec.read, document)
         faults = []
@@ -194,7 +196,7 @@ class JobService(JobCommands):
 
         Raises InvalidSpec, StorageUnavailable.
         """
-        spec = await self._parse(document)
+        spec = await self.parsed(document)
         await self._check_code(spec)
         await self._init_sources.resolve(spec, None)
         order = await asyncio.to_thread(spec.mesh_order, _nodes_asked(document))

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.data_preparation import SourceProgress, SourceRequest
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     ClusterUnavailable,
@@ -24,6 +25,7 @@ from holdfast_service.job_model.supervisor_protocol import (
     PackagesAnswer,
     PathAnswer,
     Phase,
+    SamplesAnswer,
     SizeOrder,
     StartWait,
     StopKind,
@@ -215,6 +217,7 @@ class FakeCluster:
         self.asked_for: list[GrowthRequest] = []  # of its autoscaler
         self.tells = False  # whether supervisors tell news
         self.token_sets: tuple[SourceProgress, ...] | None = None  # None: being listed
+        self.samples = SamplesAnswer()
         self.sources_asked: list[SourceRequest] = []
         self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
@@ -251,6 +254,10 @@ class FakeCluster:
         self.sources_asked = [*requests]
         begun = tuple(SourceProgress(request.source.path) for request in requests)
         return begun if self.token_sets is None else self.token_sets
+
+    async def read_samples(self, spec: JobSpec, count: int) -> SamplesAnswer:
+        self._reach()
+        return self.samples
 
     async def ensure_supervisor(self, launch: JobPlan) -> bool:
         self._reach()

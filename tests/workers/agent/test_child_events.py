@@ -21,7 +21,7 @@ def test_the_log_says_where_lines_of_a_rank_are_missing() -> None:
     )
     unused: Any = None
     events = ChildEvents(
-        *(unused, pool, unused, unused, unused, journal, unused),
+        *(unused, pool, unused, unused, unused, journal, unused, unused),
         threading.Event(),
         node_log(collected=False),
         lambda _: None,

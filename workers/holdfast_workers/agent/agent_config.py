@@ -111,6 +111,10 @@ class AgentConfig:
         return local_folder(self.plan.remote_root) is None
 
     @property
+    def reads_token_sets(self) -> bool:
+        return bool(self.plan.spec.data.prepared) and not self.plan.spec.has_own_model
+
+    @property
     def _storage_fault_file(self) -> str:
         return str(Path(self.memory_root) / FAULT_FILE)
 

@@ -15,6 +15,7 @@ from holdfast_workers.agent.background_threads import BackgroundTasks
 from holdfast_workers.agent.remote_saves import RemoteSaves
 from holdfast_workers.agent.rendezvous import Rendezvous
 from holdfast_workers.agent.run_journal import RunJournal
+from holdfast_workers.agent.token_fetching import TokenFetching
 from holdfast_workers.agent.worker_pool import WorkerPool
 from holdfast_workers.fault_injection.orders import FaultOrders
 from holdfast_workers.ipc.children import Child, ChildProcesses, ZygoteFailed
@@ -23,6 +24,7 @@ from holdfast_workers.ipc.line_budget import TOO_FAST, LeftOut
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.protocol.processes import (
     FaultFired,
+    FetcherJob,
     FrozenCopy,
     StorageRefusal,
     StoreJob,
@@ -50,6 +52,7 @@ class ChildEvents:
         saves: RemoteSaves,
         fault_orders: FaultOrders,
         journal: RunJournal,
+        fetching: TokenFetching,
         background: BackgroundTasks,
         closing: threading.Event,
         log: structlog.typing.FilteringBoundLogger,
@@ -62,6 +65,7 @@ class ChildEvents:
         self._saves = saves
         self._fault_orders = fault_orders
         self._journal = journal
+        self._fetching = fetching
         self._background = background
         self._closing = closing
         self._log = log
@@ -104,6 +108,8 @@ class ChildEvents:
                 self._background.run(self._rendezvous.fork_again, self.io)
             case FrozenCopy() as copy:
                 self._saves.on_exit(copy, end)
+            case FetcherJob():
+                self._background.run(self._fetching.fork, self.io)
 
     def on_zygote_exit(self) -> None:
         if self._closing.is_set():

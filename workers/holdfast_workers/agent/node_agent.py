@@ -36,6 +36,7 @@ from holdfast_workers.agent.run_journal import EventBackup, RunJournal
 from holdfast_workers.agent.signal_sender import SignalSender
 from holdfast_workers.agent.storage_jobs import RemoteCleanup, RemoteLoads
 from holdfast_workers.agent.supervisor_end import SupervisorEnd
+from holdfast_workers.agent.token_fetching import TokenFetching
 from holdfast_workers.agent.worker_pool import WorkerPool
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.kinds import Injection
@@ -194,6 +195,7 @@ class NodeAgent:
             NodeMeans(self._root, lambda: self._memory.port, self._health.inject_xid, lose_node),
             runs_program=config.brings_program,
         )
+        self._fetching = TokenFetching(config, self._storage_processes, self._closing)
         children = ChildEvents(
             self._child_processes,
             self._worker_pool,
@@ -201,6 +203,7 @@ class NodeAgent:
             self._saves,
             self._fault_orders,
             self._journal,
+            self._fetching,
             self._background,
             self._closing,
             self._log,
@@ -235,6 +238,8 @@ class NodeAgent:
         self._upkeep.start()
         if self._config.saves_to_bucket:
             self._background.run(self._start_storage_processes)
+        if self._config.reads_token_sets:
+            self._background.run(self._fetching.fork, self._io)
         try:
             self._child_processes.start()
             self._rendezvous.fork(self._io)  # a zygote that cannot be forked is replaced here

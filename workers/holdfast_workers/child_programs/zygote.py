@@ -16,11 +16,11 @@ workers for that rank as the zygote does: they start with all of it prepared.
 
 Kinds of processes: `worker` (trains), `template`, `store` (hosts the rendezvous store), `saver`
 (writes one shard of a remote checkpoint), `finalizer` (publishes a remote checkpoint), `tidier`
-(removes those that are not kept), `loader` (loads one rank's state), `preflight` (checks processor
-and devices).
+(removes those that are not kept), `loader` (loads one rank's state), `fetcher` (brings the job's
+token sets to the node), `preflight` (checks processor and devices).
 
 The *storage zygote* gets a `StorageZygoteConfig`: it imports no users' code and forks only savers,
-finalizers, tidiers and loaders, with the credentials of a bucket.
+finalizers, tidiers, loaders and fetchers, with the credentials of a bucket.
 
 Log events of all of them go to the log pipe; see `log_setup`.
 """
@@ -50,6 +50,7 @@ from holdfast_workers.protocol.answers import AgentFailure
 from holdfast_workers.protocol.processes import (
     JOBS,
     WORKER_ORDERS,
+    FetcherJob,
     FinalizerJob,
     Forked,
     FrozenCopy,
@@ -314,7 +315,7 @@ def _compute_with(threads: int) -> None:
 
 def _run_storage(job: StorageJob, end: socket.socket, config: StorageZygoteConfig) -> int:
     """Run a process that reaches the storage of checkpoints."""
-    from holdfast_workers.child_programs import saver
+    from holdfast_workers.child_programs import saver, token_fetcher
 
     match job:
         case FrozenCopy():
@@ -325,6 +326,8 @@ def _run_storage(job: StorageJob, end: socket.socket, config: StorageZygoteConfi
             return saver.tidy(end, job, config)
         case LoadOrder():
             return saver.load(end, job, config)
+        case FetcherJob():
+            return token_fetcher.run(end, job, config)
 
 
 def _run_template(

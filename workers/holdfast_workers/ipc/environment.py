@@ -36,7 +36,7 @@ _TRAINING = (
 _MARKS = ("HOLDFAST_CLUSTER_ID", "HOLDFAST_NODE_NAME", "HOLDFAST_CHAOS")
 """Marks by which an embedded cluster finds its processes, and the tests' plan of faults."""
 _CACHES = ("HOLDFAST_CACHE_LIMIT_GB",)
-"""The limit of the caches, which processes with users' code fill."""
+"""The limit of the caches, which processes with users' code fill, and those that fetch tokens."""
 _NODE = (
     *("HOLDFAST_SHM_ROOT", "HOLDFAST_MEMORY_FLOOR_GB_PER_S", "HOLDFAST_NODE_LOGS"),
     *("HOLDFAST_CACHE_DIR", "HOLDFAST_PORT_RANGE", "HOLDFAST_WORKER_DEVICE"),
@@ -94,7 +94,7 @@ def for_packages(node: Mapping[str, str]) -> dict[str, str]:
 def for_storage(node: Mapping[str, str], code: str) -> dict[str, str]:
     """The part of a node's environment that processes with access to a bucket get: they import
     nothing from `code`, the folder of users' code."""
-    found = _selected(node, (*_PROGRAM, *_TRAINING, *_MARKS, *STORAGE))
+    found = _selected(node, (*_PROGRAM, *_TRAINING, *_MARKS, *_CACHES, *STORAGE))
     paths = [path for path in node.get("PYTHONPATH", "").split(os.pathsep) if path]
     apart = (path for path in paths if os.path.realpath(path) != os.path.realpath(code))
     found["PYTHONPATH"] = os.pathsep.join(apart)

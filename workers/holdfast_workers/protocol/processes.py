@@ -431,6 +431,16 @@ class TidierJob:
 
 
 @dataclass(frozen=True)
+class FetcherJob:
+    """Bring the job's token sets into the node's cache, and hold them there."""
+
+    cache_dir: str
+
+    process: ClassVar[str] = "fetcher"
+    answers: ClassVar[tuple[type, ...]] = (StorageRefusal,)
+
+
+@dataclass(frozen=True)
 class PreflightJob:
     """Check processor and devices."""
 
@@ -442,7 +452,7 @@ class PreflightJob:
     answers: ClassVar[tuple[type, ...]] = (PreflightResult,)
 
 
-StorageJob = FrozenCopy | FinalizerJob | TidierJob | LoadOrder
+StorageJob = FrozenCopy | FinalizerJob | TidierJob | LoadOrder | FetcherJob
 """Reaches the storage of checkpoints, and runs no users' code."""
 Job = WorkerJob | TemplateJob | StoreJob | PreflightJob | StorageJob
 JOBS: tuple[type, ...] = get_args(Job)

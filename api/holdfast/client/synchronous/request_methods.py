@@ -58,6 +58,11 @@ from holdfast_service.views.pages import (
 )
 from holdfast_service.views.ranks import RanksView
 from holdfast_service.views.timeline import TimelineView, VerdictView
+from holdfast_service.views.token_sets import (
+    DataPreparationView,
+    DataSamplesView,
+    SampleView,
+)
 
 T = TypeVar("T")
 
@@ -118,6 +123,19 @@ class RequestMethods:
         place and refusal; creates no job. Raises InvalidSpec."""
         body = plain(self._with_files(spec))
         return self._send("POST", f"{JOBS}/validate", ValidSpecView, body=body)
+
+    def prepare_data(self, spec: Document) -> DataPreparationView:
+        """Begin to turn the sources of a spec into tokens, or go on; how far they are. To be asked
+        again until `done`. Raises InvalidSpec."""
+        body = plain(self._with_files(spec))
+        return self._send("POST", "/api/v1/data/prepare", DataPreparationView, body=body)
+
+    def samples(self, spec: Document, count: int = 3) -> tuple[SampleView, ...]:
+        """The first samples of a spec with prepared sources, as the model will see them. Raises
+        InvalidSpec, Conflict."""
+        path = f"/api/v1/data/samples?count={count}"
+        body = plain(self._with_files(spec))
+        return (self._send("POST", path, DataSamplesView, body=body)).samples
 
     def send_code(self, folder: Path) -> CodeView:
         """Send a folder of code. Can be repeated. Raises CodeUnusable."""

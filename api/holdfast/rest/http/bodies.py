@@ -16,6 +16,24 @@ JSON = "application/json"
 ZIP = "application/zip"
 YAML = frozenset({"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"})
 
+EXAMPLE_SPEC: dict[str, Any] = {
+    "name": "stdlib-lm",
+    "recipe": "pretrain",
+    "model": {"dim": 128, "layers": 4, "heads": 4, "kv_heads": 2, "sequence_length": 256},
+    "data": {"source": "python-stdlib", "tokenizer": "bytes"},
+    "train": {"steps": 300, "global_batch": 16, "micro_batch": 4, "seed": 7},
+    "parallel": {"dp_shard": 2, "tp": 2},
+    "resources": {"workers_per_node": 2, "standby_nodes": 1},
+}
+_SPEC = {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE_SPEC}
+SPEC_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": _SPEC, "application/yaml": _SPEC},
+    }
+}
+"""The body of requests with a spec, in the OpenAPI document."""
+
 
 async def document(request: Request, services: Services) -> dict[str, Any]:
     """The body as a mapping. Raises ProblemError (400, 415)."""

@@ -32,17 +32,6 @@ SCHEMAS = (JobSpec,)
 
 JobId = Annotated[str, Path(description="id of the job", max_length=64)]
 
-EXAMPLE_SPEC: dict[str, Any] = {
-    "name": "stdlib-lm",
-    "recipe": "pretrain",
-    "model": {"dim": 128, "layers": 4, "heads": 4, "kv_heads": 2, "sequence_length": 256},
-    "data": {"source": "python-stdlib", "tokenizer": "bytes"},
-    "train": {"steps": 300, "global_batch": 16, "micro_batch": 4, "seed": 7},
-    "parallel": {"dp_shard": 2, "tp": 2},
-    "resources": {"workers_per_node": 2, "standby_nodes": 1},
-}
-_SPEC = {"schema": {"$ref": "#/components/schemas/JobSpec"}, "example": EXAMPLE_SPEC}
-
 REPLAYED = "Idempotency-Replayed"
 REPLAYED_HEADER = {
     REPLAYED: {
@@ -75,13 +64,6 @@ IdempotencyKey = Annotated[
         max_length=200,
     ),
 ]
-
-_SPEC_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": _SPEC, "application/yaml": _SPEC},
-    }
-}
 
 
 def _filters(
@@ -137,7 +119,7 @@ class WithCheckpoints(StrEnum):
     status_code=201,
     summary="Submit a job",
     responses={**_CREATED, **documented(400, 408, 409, 413, 415, 422, 503)},
-    openapi_extra=_SPEC_BODY,
+    openapi_extra=bodies.SPEC_BODY,
 )
 async def submit_job(
     request: Request,
@@ -167,7 +149,7 @@ async def list_jobs(
     "/validate",
     summary="Validate a spec: return its resolved form, or its faults; creates nothing",
     responses=documented(400, 408, 413, 415, 422, 503),
-    openapi_extra=_SPEC_BODY,
+    openapi_extra=bodies.SPEC_BODY,
 )
 async def validate_spec(request: Request, services: ServicesDep) -> ValidSpecView:
     document = await bodies.document(request, services)

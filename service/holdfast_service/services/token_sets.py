@@ -1,0 +1,63 @@
+"""What users do with the data of a spec before a job: prepare it, and look at its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast_service.errors import ClusterUnreachable, DataRefused, InvalidSpec
+from holdfast_service.job_model.data_preparation import TOKENS, requests_of
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
+from holdfast_service.services.jobs import JobService
+from holdfast_service.settings import Settings
+from holdfast_service.views.token_sets import DataPreparationView, DataSamplesView, SampleView
+from holdfast_workers.spec import SpecFault
+
+MOST_SAMPLES = 100
+
+
+class TokenSetService:
+    def __init__(self, jobs: JobService, cluster: Cluster, settings: Settings) -> None:
+        self._jobs = jobs
+        self._cluster = cluster
+        self._default_root = str(settings.data_dir.absolute() / TOKENS)
+
+    async def prepare(self, document: Mapping[str, Any]) -> DataPreparationView:
+        """Begin to prepare the sources of a spec, or go on, and say how far they are; to be asked
+        again until they are done: without a question, the work ends after a while. Raises
+        InvalidSpec, ClusterUnreachable."""
+        spec = await self._spec_with_sources(document)
+        requests = requests_of(spec.data, spec.checkpoint.remote, self._default_root)
+        try:
+            progress = await self._cluster.prepare_tokens(requests)
+        except ClusterUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+        prepared = [each.prepared for each in progress if each.prepared is not None]
+        data = spec.data.model_copy(update={"prepared": tuple(prepared)})
+        ready = len(prepared) == len(progress)
+        return DataPreparationView.of(progress, data.model_dump(mode="json") if ready else None)
+
+    async def samples(self, document: Mapping[str, Any], count: int) -> DataSamplesView:
+        """The first samples of a spec with prepared sources, as text. Raises InvalidSpec,
+        ClusterUnreachable, DataRefused."""
+        spec = await self._spec_with_sources(document)
+        if not spec.data.prepared:
+            message = "the sources are not prepared yet: run holdfast data prepare with this spec"
+            raise InvalidSpec.of([SpecFault(path="data.prepared", message=message)])
+        try:
+            found = await self._cluster.read_samples(spec, min(count, MOST_SAMPLES))
+        except ClusterUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+        if found.error:
+            raise DataRefused(found.error)
+        return DataSamplesView(
+            samples=tuple(SampleView.from_attributes(sample) for sample in found.samples)
+        )
+
+    async def _spec_with_sources(self, document: Mapping[str, Any]) -> JobSpec:
+        spec = await self._jobs.parsed(document)
+        if not spec.data.sources:
+            message = "the spec has no data.sources: there is nothing to prepare"
+            raise InvalidSpec.of([SpecFault(path="data.sources", message=message)])
+        return spec

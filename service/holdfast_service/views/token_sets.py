@@ -1,0 +1,73 @@
+"""The response models of the preparation of data, and of its samples as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from holdfast_service.job_model.data_preparation import (
+    PreparePhase,
+    SourceProgress,
+    refusals,
+    wait_text,
+)
+from holdfast_service.views.view import View
+
+
+class SourceProgressView(View):
+    """How far a source is."""
+
+    path: str
+    phase: PreparePhase
+    files: int = Field(description="found so far")
+    total_bytes: int
+    done_bytes: int = Field(description="of the source that are tokens, from earlier tries too")
+    tokens: int = Field(description="so far")
+    expected_tokens: int | None = Field(description="of the whole source; null: not known yet")
+    documents: int = Field(description="so far")
+    left_s: float | None = Field(description="at the present pace; null: not known yet")
+    waits: str = Field(description="what it waits for at present")
+    bad_count: int = Field(description="records that are left out")
+    bad: tuple[str, ...] = Field(description="the first of them: file, row and why")
+    error: str = Field(description="why the source is refused")
+
+
+class DataPreparationView(View):
+    """How far the sources of a spec are."""
+
+    done: bool = Field(description="every source is ready or refused")
+    ready: bool = Field(description="every source is ready")
+    text: str = Field(description="in a sentence")
+    sources: tuple[SourceProgressView, ...]
+    data: dict[str, Any] | None = Field(
+        description="the section `data` with the token sets; null: not all are ready"
+    )
+
+    @classmethod
+    def of(
+        cls, progress: Sequence[SourceProgress], data: dict[str, Any] | None
+    ) -> DataPreparationView:
+        refused = refusals(progress)
+        tokens = sum(each.tokens for each in progress)
+        return cls(
+            done=bool(refused) or data is not None,
+            ready=data is not None,
+            text=refused or (wait_text(progress) if data is None else f"{tokens:,} tokens"),
+            sources=tuple(SourceProgressView.from_attributes(each) for each in progress),
+            data=data,
+        )
+
+
+class SampleView(View):
+    """A sample as the model will see it."""
+
+    position: int = Field(description="in the order of training, from 0")
+    source: str = Field(description="path of its source")
+    tokens: int
+    text: str
+
+
+class DataSamplesView(View):
+    samples: tuple[SampleView, ...]

@@ -1,0 +1,40 @@
+"""The process that brings a job's token sets into the cache of its node, and holds them there.
+
+It fetches what is missing, then only keeps its locks: they end with it, and it ends with the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+
+import structlog
+
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.fault_injection.failing_storage import with_injected_failures
+from holdfast_workers.ipc import control_channel
+from holdfast_workers.protocol.processes import FetcherJob, StorageRefusal, StorageZygoteConfig
+from holdfast_workers.token_sets.node_fetch import fetch
+
+_log = structlog.get_logger()
+
+
+def run(end: socket.socket, job: FetcherJob, config: StorageZygoteConfig) -> int:
+    """Returns once the agent is gone."""
+    stop = threading.Event()
+    threading.Thread(target=_fetch, args=(job, config, stop), name="fetch", daemon=True).start()
+    with contextlib.suppress(control_channel.ControlClosed):
+        control_channel.receive(end, StorageRefusal)  # the agent sends nothing
+    stop.set()
+    return 0
+
+
+def _fetch(job: FetcherJob, config: StorageZygoteConfig, stop: threading.Event) -> None:
+    faults = Path(config.storage_fault_file)
+
+    def open_set(uri: str) -> object:
+        return with_injected_failures(open_storage(uri, config.storage), faults)
+
+    fetch(config.plan.spec.data.prepared, open_set, Path(job.cache_dir), stop)
