@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import ray
@@ -14,11 +15,16 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from holdfast_service.diagnosis.unfit_software import cannot_load
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.policy.quarantine import node_name
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.data.source_search import is_folder, may_exist
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.packages.installation import install, resolve
+from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.spec import DataSpec
+from holdfast_workers.token_sets.samples import first_samples
 
 
 class NoNode(ConnectionError):
@@ -81,6 +87,27 @@ def _cause(error: Exception) -> str:
         return f"the folder of packages cannot be used: {error.strerror}"
     _log.error("packages.failed", exc_info=error)
     return f"an unexpected error ({type(error).__name__}): see the log of Ray's worker there"
+
+
+def begin_samples(
+    node: str, spec: JobSpec, count: int, store: StorageOptions, code: dict[str, Any]
+) -> Any:
+    """The reference of the answer: (the first samples, each as the fields of `SampleText`; why they
+    cannot be read). `code`: the options of what runs Holdfast's code. Raises errors of Ray."""
+    parts = (spec.data, spec.model.sequence_length, spec.train.seed)
+    return task_on(node, _read_samples, code).remote(*parts, count, store)
+
+
+def _read_samples(
+    data: DataSpec, sequence_length: int, seed: int, count: int, store: StorageOptions
+) -> tuple[list[tuple[int, str, int, str]], str]:
+    try:
+        found = first_samples(
+            data, sequence_length, seed, count, lambda uri: open_storage(uri, store)
+        )
+    except (WorkersError, OSError) as error:
+        return [], str(error)
+    return [astuple(sample) for sample in found], ""
 
 
 def look_for(

@@ -57,6 +57,7 @@ from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.diagnosis.unfit_software import cannot_load, import_fault
 from holdfast_service.job_model.data_preparation import SourceProgress, SourceRequest
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.node_labels import ACCELERATOR_PREFIX
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
@@ -69,13 +70,19 @@ from holdfast_service.job_model.supervisor_protocol import (
     NodeCapacity,
     PackagesAnswer,
     PathAnswer,
+    SamplesAnswer,
+    SampleText,
     SizeOrder,
     StopOrder,
     SupervisorReport,
     SupervisorUnavailable,
 )
 from holdfast_service.policy.quarantine import Avoided
-from holdfast_service.remote_tier.location import SecretUnusable, credentials_for
+from holdfast_service.remote_tier.location import (
+    SecretUnusable,
+    credentials_for,
+    storage_options,
+)
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import RemoteTierSpec, SourceSpec
@@ -85,6 +92,8 @@ Result = TypeVar("Result")
 CALL_S = 10.0
 CALL_THREADS = 16
 POLL_S = 5.0
+SAMPLES_S = 60.0
+"""Time for reading the shards of some samples."""
 INSTALL_MARGIN_S = 60.0
 """Time for the start of the task that installs packages."""
 
@@ -222,6 +231,21 @@ class RayCluster:
 
     async def prepare_tokens(self, requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
         return await self._call(lambda: tuple(map(self._prepare_tokens, requests)))
+
+    async def read_samples(self, spec: JobSpec, count: int) -> SamplesAnswer:
+        def begin() -> Any:
+            remote = spec.checkpoint.remote
+            uri = spec.data.prepared[0].uri
+            credentials = self._credentials_for(uri, remote, "checkpoint.remote.secret")
+            node = node_tasks.nodes_by_cpus()[0]
+            store = storage_options(remote, credentials)
+            return node_tasks.begin_samples(node, spec, count, store, self._code.options())
+
+        try:
+            samples, error = await self._answer(await self._call(begin), SAMPLES_S)
+        except (RayError, ConnectionError, TimeoutError) as error:
+            raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
+        return SamplesAnswer(tuple(SampleText(*sample) for sample in samples), error)
 
     async def ensure_supervisor(self, plan: JobPlan) -> bool:
         return await self._call(lambda: self._ensure_supervisor(plan))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast_service.wording import duration, plural
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.checkpoint.storage import joined
 from holdfast_workers.spec import DataSpec, PreparedSpec, RemoteTierSpec, SourceSpec
 
@@ -124,7 +125,7 @@ def wait_text(progress: Sequence[SourceProgress]) -> str:
         text = "its sources are listed" + (f": {plural(found, 'file')} so far" if found else "")
     else:
         tokens = sum(p.tokens for p in progress)
-        text = f"{_gb(done)} of {_gb(total)} GB of its sources are tokens: {tokens:,} so far"
+        text = f"{size_of(done)} of {size_of(total)} of its sources are tokens: {tokens:,} so far"
         left = [p.left_s for p in progress if p.left_s is not None]
         if len(left) == len(progress):
             text += f", about {duration(max(left))} left"
@@ -135,7 +136,3 @@ def wait_text(progress: Sequence[SourceProgress]) -> str:
 def refusals(progress: Sequence[SourceProgress]) -> str:
     """Why sources are refused; "": none is."""
     return "; ".join(f"{p.path}: {p.error}" for p in progress if p.phase is PreparePhase.REFUSED)
-
-
-def _gb(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.3g}"

@@ -1,0 +1,121 @@
+"""`holdfast data prepare` and `show`: progress, result, refusal, samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support.service.live_server import SPEC, LiveServer
+
+from holdfast import Client
+from holdfast.cli import data
+from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.main import run
+from holdfast_service.job_model.data_preparation import PreparePhase, SourceProgress
+from holdfast_service.job_model.supervisor_protocol import SamplesAnswer, SampleText
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+
+PATH = "/lab/web/*.parquet"
+DATA = DataSpec(sources=(SourceSpec(path=PATH, text="content"),))
+PREPARED = PreparedSpec(
+    uri="/tokens/1",
+    origin=DATA.origin_of(DATA.sources[0]),
+    digest="0" * 32,
+    vocabulary=256,
+    tokens=7_000,
+)
+READY = SourceProgress(
+    PATH,
+    PreparePhase.READY,
+    files=3,
+    total_bytes=9,
+    done_bytes=9,
+    tokens=7_000,
+    documents=12,
+    bad_count=7,
+    bad=tuple(f"{PATH[:9]}-{n}.parquet, row {n}: it has no text" for n in range(1, 8)),
+    prepared=PREPARED,
+)
+
+
+@pytest.fixture(autouse=True)
+def at_server(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    monkeypatch.setattr(data, "POLL_S", 0.02)
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> str:
+    file = tmp_path / "job.json"
+    document = {**SPEC, "data": {"sources": [{"path": PATH, "text": "content"}]}}
+    file.write_text(json.dumps(document))
+    return str(file)
+
+
+def test_it_prints_what_was_prepared_and_what_was_left_out(
+    server: LiveServer, job_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.cluster.token_sets = (READY,)
+    assert run(["data", "prepare", job_file]) == ExitCode.OK
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split() == [PATH, "3", "12", "7,000", "7"]
+    assert printed.err.splitlines() == [
+        *(f"left out: {bad}" for bad in READY.bad[:5]),
+        f"left out: 2 more of {PATH}",
+        f"7,000 tokens are ready: holdfast submit {job_file}",
+    ]
+
+
+def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
+    server: LiveServer,
+    job_file: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    why = "part-7.parquet has no column 'content': set text to one of: body, title"
+    half = replace(
+        READY,
+        phase=PreparePhase.TOKENIZING,
+        done_bytes=4,
+        waits="it waits for a free CPU of the cluster",
+        prepared=None,
+    )
+    server.cluster.token_sets = (half,)
+
+    def refuse(_: float) -> None:
+        refused = replace(half, phase=PreparePhase.REFUSED, error=why)
+        server.cluster.token_sets = (refused,)
+
+    monkeypatch.setattr(data.time, "sleep", refuse)
+    assert run(["data", "prepare", job_file]) == ExitCode.JOB_FAILED
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("4 bytes of 9 bytes of its sources are tokens: 7,000 so far")
+    assert lines[0].endswith("it waits for a free CPU of the cluster")
+    assert lines[-1] == f"refused: {PATH}: {why}"
+
+
+def test_samples_are_shown_as_text(
+    server: LiveServer, job_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.cluster.token_sets = (READY,)
+    server.cluster.samples = SamplesAnswer((SampleText(0, PATH, 9, "To be, or not to be"),))
+    assert run(["data", "show", job_file, "--samples", "1"]) == ExitCode.OK
+    title, text = capsys.readouterr().out.splitlines()
+    assert f"sample 0, 9 tokens of {PATH}" in title
+    assert text == "To be, or not to be"
+
+
+def test_a_spec_without_sources_or_with_damaged_data_is_refused_with_what_to_do(
+    server: LiveServer, client: Client, job_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(job_file).write_text(json.dumps(SPEC))
+    assert run(["data", "prepare", job_file]) == ExitCode.USAGE
+    assert "the spec has no data.sources: there is nothing to prepare" in capsys.readouterr().err
+    document = {**SPEC, "data": {"sources": [{"path": PATH, "text": "content"}]}}
+    Path(job_file).write_text(json.dumps(document))
+    server.cluster.token_sets = (READY,)
+    server.cluster.samples = SamplesAnswer(error="a shard is damaged: prepare the data again")
+    assert run(["data", "show", job_file]) == ExitCode.CONFLICT
+    assert "a shard is damaged: prepare the data again" in capsys.readouterr().err
