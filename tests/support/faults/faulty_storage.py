@@ -15,7 +15,8 @@ from typing import Any
 
 from tests.support.faults.crash_states import Files, Moment
 
-from holdfast_workers.checkpoint.storage import ObjectExists, ObjectMissing
+from holdfast_workers.checkpoint.storage import ObjectExists, ObjectFacts, ObjectMissing
+from holdfast_workers.data.token_set import shard_digest
 
 REMOVALS = 4
 
@@ -87,6 +88,13 @@ class MemoryStorage:
             name.removeprefix(self.prefix): len(content)
             for name, content in self.bucket.objects.items()
             if name.startswith(self.prefix)
+        }
+
+    def listing(self, prefix: str = "") -> dict[str, ObjectFacts]:
+        return {
+            name: ObjectFacts(size, shard_digest(self.read(name)))
+            for name, size in self.objects().items()
+            if name.startswith(prefix)
         }
 
     def folders(self) -> list[str]:

@@ -20,6 +20,7 @@ from typing import IO
 
 from holdfast_workers.checkpoint.storage import (
     ObjectExists,
+    ObjectFacts,
     ObjectMissing,
     ObjectReader,
     ObjectWriter,
@@ -87,8 +88,13 @@ class LocalStorage:
             yield _Reader(stream, path)
 
     def objects(self) -> dict[str, int]:
+        return {name: facts.nbytes for name, facts in self.listing().items()}
+
+    def listing(self, prefix: str = "") -> dict[str, ObjectFacts]:
         with _translated(self._root):
-            return {str(path.relative_to(self._root)): size for path, size in _files(self._root)}
+            named = ((str(path.relative_to(self._root)), path) for path in _files(self._root))
+            found = ((name, _facts(path)) for name, path in named if name.startswith(prefix))
+            return {name: facts for name, facts in found if facts is not None}
 
     def folders(self) -> list[str]:
         with _translated(self._root):
@@ -127,6 +133,10 @@ class LocalStorage:
             with contextlib.suppress(OSError):  # a full disk, which an earlier error reports
                 stream.close()
             partial.unlink(missing_ok=True)
+
+
+def facts_of_file(status: os.stat_result) -> ObjectFacts:
+    return ObjectFacts(status.st_size, str(status.st_mtime_ns))
 
 
 class _Writer:
@@ -185,14 +195,19 @@ def _translated(path: Path) -> Iterator[None]:
         raise TransientStorageError(uri, reason) from error
 
 
-def _files(root: Path) -> Iterator[tuple[Path, int]]:
-    """Path and size of every finished file below `root`; skips files that vanish meanwhile."""
+def _files(root: Path) -> Iterator[Path]:
+    """Every finished file below `root`."""
     for folder, _folders, names in os.walk(root, onerror=_raise_unless_gone):
         for name in names:
-            path = Path(folder, name)
             if _PARTIAL.fullmatch(name) is None:
-                with contextlib.suppress(FileNotFoundError):
-                    yield path, path.stat().st_size
+                yield Path(folder, name)
+
+
+def _facts(path: Path) -> ObjectFacts | None:
+    """None: the file has vanished meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        return facts_of_file(path.stat())
+    return None
 
 
 def _raise_unless_gone(error: OSError) -> None:

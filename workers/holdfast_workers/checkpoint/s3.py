@@ -15,6 +15,7 @@ from typing import Any
 from holdfast_workers.checkpoint.s3_requests import Bucket
 from holdfast_workers.checkpoint.s3_transfers import Download, Upload
 from holdfast_workers.checkpoint.storage import (
+    ObjectFacts,
     ObjectMissing,
     ObjectReader,
     ObjectWriter,
@@ -73,8 +74,14 @@ class S3Storage:
             yield download
 
     def objects(self) -> dict[str, int]:
-        objects = self._bucket.pages("list_objects_v2", "Contents", self._root)
-        return {item["Key"].removeprefix(self._root): item["Size"] for item in objects}
+        return {name: facts.nbytes for name, facts in self.listing().items()}
+
+    def listing(self, prefix: str = "") -> dict[str, ObjectFacts]:
+        objects = self._bucket.pages("list_objects_v2", "Contents", self._root + prefix)
+        return {
+            item["Key"].removeprefix(self._root): ObjectFacts(item["Size"], item["ETag"].strip('"'))
+            for item in objects
+        }
 
     def folders(self) -> list[str]:
         uploads = (upload["Key"].removeprefix(self._root) for upload in self._uploads())

@@ -66,8 +66,8 @@ _NAMED_CODES = frozenset(
 _DESCRIBED = (ConnectTimeoutError, EndpointConnectionError, ReadTimeoutError, SSLError)
 """Errors whose text is that of the client alone."""
 _REMEDY = (
-    "the credentials must allow to list, read, write and delete there; they come from the secret "
-    "named in checkpoint.remote.secret, or, on AWS, from AWS_ACCESS_KEY_ID and "
+    "the credentials must allow to list and read there, and for checkpoints to write and delete; "
+    "they come from the secret that the spec names, or, on AWS, from AWS_ACCESS_KEY_ID and "
     "AWS_SECRET_ACCESS_KEY in the environment of the server and of all nodes"
 )
 
@@ -316,7 +316,7 @@ def _storage_error(uri: str, error: ClientError) -> StorageError:
     status, code = _status(error), error.response["Error"].get("Code", "")
     reason = f"{_named(code)} (HTTP status {status})"
     if code == "NoSuchBucket":  # transient: submission has checked that the bucket exists
-        reason += ": create the bucket, or correct checkpoint.remote.uri or .endpoint"
+        reason += ": create the bucket, or correct its name or its endpoint in the spec"
     if code in _MISSING:
         return ObjectMissing(uri)
     if status == 412:
@@ -326,7 +326,7 @@ def _storage_error(uri: str, error: ClientError) -> StorageError:
     if status in _DENIED_STATUS:
         return StorageDenied(uri, f"{reason}: {_REMEDY}")
     if status in _MOVED_STATUS:
-        return StorageDenied(uri, f"{reason}: set checkpoint.remote.region to the bucket's region")
+        return StorageDenied(uri, f"{reason}: set the bucket's region in the spec")
     return StorageError(uri, reason)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -48,6 +49,13 @@ class ObjectExists(StorageError):
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri, "it already exists")
+
+
+@dataclass(frozen=True)
+class ObjectFacts:
+    nbytes: int
+    stamp: str
+    """Another one after each change: a file's time of modification in ns, an object's ETag."""
 
 
 class ObjectWriter(Protocol):
@@ -98,6 +106,9 @@ class Storage(Protocol):
 
     def objects(self) -> dict[str, int]:
         """Size in bytes by name, of all objects at any depth. Empty if the root does not exist."""
+
+    def listing(self, prefix: str = "") -> dict[str, ObjectFacts]:
+        """Like `objects`, of the objects whose names begin with `prefix`, with their stamps."""
 
     def folders(self) -> list[str]:
         """Folders directly below the root, including those that hold only unfinished writes."""

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from holdfast_workers.checkpoint.storage import (
+    ObjectFacts,
     ObjectReader,
     ObjectWriter,
     Storage,
@@ -70,6 +71,10 @@ class FailingStorage:
     def objects(self) -> dict[str, int]:
         self._fail()
         return self._inner.objects()
+
+    def listing(self, prefix: str = "") -> dict[str, ObjectFacts]:
+        self._fail()
+        return self._inner.listing(prefix)
 
     def folders(self) -> list[str]:
         self._fail()

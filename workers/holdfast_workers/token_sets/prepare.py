@@ -1,0 +1,216 @@
+"""Makes the parts of a token set, and the set of its parts.
+
+A part may be made repeatedly, by several processes at once, and its maker may die at any moment:
+its shards are named by their content, and its record is written after them. A set without a
+manifest does not exist; the manifest is written after all parts.
+
+Memory of `make_part`, beside the libraries themselves: four times a shard (32 MB) or the longest
+document's tokens, some 50 times 1 MB of text or the longest document while it is encoded, one batch
+of a file's records, and for a bucket the parts that its options keep in flight. Disk: one object of
+Parquet or Arrow at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from holdfast_workers.checkpoint.storage import (
+    ObjectExists,
+    ObjectMissing,
+    Storage,
+    joined,
+    write_small,
+)
+from holdfast_workers.data.token_set import MANIFEST, BadRecord, BadTokenSet, TokenSet
+from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.spec.train import BYTES
+from holdfast_workers.token_sets.documents import RecordBatch, Unusable
+from holdfast_workers.token_sets.part_results import PartResult, object_name
+from holdfast_workers.token_sets.piece_records import PieceRecords
+from holdfast_workers.token_sets.plan import SHARD_BYTES, Part, Piece, PreparePlan
+from holdfast_workers.token_sets.refusals import DataRefused, SourceChanged
+from holdfast_workers.token_sets.shard_writer import ShardWriter
+from holdfast_workers.token_sets.source_access import SourceAccess
+from holdfast_workers.token_sets.tokenizer_file import Encoder, TokenizerFile
+
+MOST_NAMED = 20
+"""Unusable records that are named, of a part and of a set."""
+HOPELESS_RECORDS = 1000
+"""A file is refused if so many of its first records are all unusable."""
+
+
+def make_part(
+    plan: PreparePlan,
+    part: Part,
+    tokenizer: TokenizerFile,
+    set_storage: Storage,
+    options: StorageOptions,
+    scratch: Path,
+    on_progress: Callable[[int], None],
+) -> PartResult:
+    """Write the part's shards, then its record. `options`: of the source's bucket; `on_progress`
+    takes bytes of the source that were read since its last call.
+
+    Raises DataRefused (a file that is unusable as a whole), SourceChanged, and errors of the
+    storages.
+    """
+    maker = _PartMaker(plan, tokenizer, set_storage, SourceAccess(options, scratch))
+    for piece in part.pieces:
+        done = 0
+        for reached in maker.take(piece):
+            on_progress(reached - done)
+            done = reached
+        on_progress(piece.nbytes - done)
+    result = maker.result(part)
+    write_small(set_storage, object_name(part.index), result.encode(plan.key))
+    return result
+
+
+def finished_parts(plan: PreparePlan, set_storage: Storage) -> dict[int, PartResult]:
+    """The parts that an earlier preparation has made, by index; damaged ones are left out."""
+    objects = set_storage.objects()
+    found = {}
+    for part in plan.parts:
+        if object_name(part.index) not in objects:
+            continue
+        try:
+            result = PartResult.decode(set_storage.read(object_name(part.index)), plan.key)
+        except (BadTokenSet, ObjectMissing):
+            continue
+        complete = all(objects.get(shard.object_name) == shard.nbytes for shard in result.shards)
+        if complete and result.index == part.index:
+            found[part.index] = result
+    return found
+
+
+def finish(plan: PreparePlan, results: Mapping[int, PartResult], set_storage: Storage) -> TokenSet:
+    """The token set of all parts, whose manifest is durable on return; removes the parts' records.
+
+    Raises DataRefused with too many unusable records, or without a usable one.
+    """
+    if set(results) != {part.index for part in plan.parts}:
+        raise ValueError(f"{len(results)} results are not those of {len(plan.parts)} parts")
+    in_order = [results[part.index] for part in plan.parts]
+    bad = tuple(record for result in in_order for record in result.bad)[:MOST_NAMED]
+    bad_count = sum(result.bad_count for result in in_order)
+    _check_share(plan, sum(result.records for result in in_order), bad_count, bad)
+    made = TokenSet(
+        source=plan.source.path,
+        text=plan.text,
+        tokenizer=plan.tokenizer,
+        shards=tuple(shard for result in in_order for shard in result.shards),
+        files=plan.files,
+        source_bytes=plan.source_bytes,
+        bad_count=bad_count,
+        bad=bad,
+    )
+    try:
+        set_storage.put_new(MANIFEST, made.encode())
+    except ObjectExists:
+        made = read_set(set_storage, made.digest)
+    for part in plan.parts:
+        set_storage.delete(object_name(part.index))
+    return made
+
+
+def read_set(set_storage: Storage, digest: str | None) -> TokenSet:
+    """The set of a folder. Raises ObjectMissing without a manifest, and BadTokenSet if it is
+    damaged or has another digest."""
+    where = joined(set_storage.uri, MANIFEST)
+    found = TokenSet.decode(set_storage.read(MANIFEST), where)
+    if digest is not None and found.digest != digest:
+        raise BadTokenSet(
+            f"{where} is of the token set {found.digest}, not {digest}: prepare the data again"
+        )
+    return found
+
+
+class _PartMaker:
+    def __init__(
+        self,
+        plan: PreparePlan,
+        tokenizer: TokenizerFile,
+        set_storage: Storage,
+        access: SourceAccess,
+    ) -> None:
+        if tokenizer.facts != plan.tokenizer:
+            raise SourceChanged(
+                f"data.tokenizer {tokenizer.facts.name} is not the one with which the preparation "
+                "began: start again"
+            )
+        self._column = plan.source.text
+        self._end = plan.tokenizer.document_end
+        self._nul_ends = plan.tokenizer.name == BYTES
+        self._access = access
+        self._encoder = Encoder(tokenizer)
+        end = self._encoder.decode([self._end])
+        self._ended_inside = f"its text contains the document end {end!r}: remove it from the text"
+        self._shards = ShardWriter(set_storage, plan.tokenizer, SHARD_BYTES)
+        self._records = 0
+        self._bad_count = 0
+        self._bad: list[BadRecord] = []
+
+    def take(self, piece: Piece) -> Iterator[int]:
+        """Turn the records of a piece into tokens; yields the bytes of it that are read."""
+        self._access.check_unchanged(piece.file)
+        try:
+            yield from self._take(piece)
+        except DataRefused:
+            self._access.check_unchanged(piece.file)  # else the change is what is wrong
+            raise
+        self._access.check_unchanged(piece.file)
+
+    def result(self, part: Part) -> PartResult:
+        shards = self._shards.close()
+        return PartResult(
+            part.index, shards, self._records, self._bad_count, tuple(self._bad), part.nbytes
+        )
+
+    def _take(self, piece: Piece) -> Iterator[int]:
+        reader = PieceRecords(self._access, piece, self._column, nul_ends=self._nul_ends)
+        usable = unusable = 0
+        for batch, reached in reader.batches():
+            lost = sorted([*batch.unusable, *self._encode(batch)])
+            usable += len(batch.documents) + len(batch.unusable) - len(lost)
+            unusable += len(lost)
+            self._records += len(batch.documents) + len(batch.unusable)
+            self._name(reader, piece, lost)
+            if not usable and unusable >= HOPELESS_RECORDS:
+                row, why = lost[-1]
+                raise DataRefused(
+                    f"{piece.file.name}: none of {unusable:,} records is usable; row "
+                    f"{reader.row_in_file(row):,}: {why}: correct the file or `text` of the "
+                    "source, or leave the file out"
+                )
+            yield reached
+
+    def _encode(self, batch: RecordBatch) -> Iterator[Unusable]:
+        """Write the documents; yields those without tokens, or with an end inside."""
+        texts = [document.text for document in batch.documents]
+        for document, ids in zip(batch.documents, self._encoder.encode(texts), strict=True):
+            if not len(ids):
+                yield Unusable(document.row, "the tokenizer makes no token of its text")
+            elif not self._nul_ends and bool((ids == self._end).any()):
+                yield Unusable(document.row, self._ended_inside)
+            else:
+                self._shards.add(ids)
+
+    def _name(self, reader: PieceRecords, piece: Piece, lost: list[Unusable]) -> None:
+        self._bad_count += len(lost)
+        for row, why in lost[: MOST_NAMED - len(self._bad)]:
+            self._bad.append(BadRecord(piece.file.name, reader.row_in_file(row), why))
+
+
+def _check_share(
+    plan: PreparePlan, records: int, bad_count: int, bad: tuple[BadRecord, ...]
+) -> None:
+    first = "; ".join(f"{each.file}, row {each.row:,}: {each.why}" for each in bad[:3])
+    if bad_count > plan.bad_records * records:
+        raise DataRefused(
+            f"source {plan.source.path}: {bad_count:,} of {records:,} records are unusable, more "
+            f"than the share data.bad_records = {plan.bad_records:g}; the first: {first}. Correct "
+            "them, or `text` of the source, or raise data.bad_records"
+        )
+    if bad_count == records:
+        raise DataRefused(f"source {plan.source.path} has no document: check its files")

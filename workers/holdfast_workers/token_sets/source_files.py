@@ -1,0 +1,239 @@
+"""The files of a source: found by a path, a folder or a glob, on this node or in a bucket.
+
+Nothing is left out silently: a folder with a file of an unknown kind is refused, and so is what
+cannot be read. Only names with a dot or an underscore at their beginning are passed over, as marks
+of other programs. A name that exists is taken literally, even if it looks like a glob.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from glob import has_magic
+from pathlib import Path, PurePosixPath
+
+from holdfast_workers.checkpoint.local_files import facts_of_file
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import ObjectFacts, Storage, uri_fault
+from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.spec.train import SourceSpec
+from holdfast_workers.token_sets.file_kinds import KNOWN, FileKind, form_of
+from holdfast_workers.token_sets.globs import (
+    files_below,
+    literal_prefix,
+    matching_files,
+    pattern_of,
+)
+from holdfast_workers.token_sets.refusals import DataRefused, shortened
+
+MOST_FILES = 200_000
+SCHEME = "s3://"
+STATE = "state.json"
+INFO = "dataset_info.json"
+SPLITS = "dataset_dict.json"
+_MOST_STATE_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    name: str
+    """An absolute path, or s3://bucket/key."""
+    nbytes: int
+    stamp: str
+    """See `ObjectFacts`."""
+
+
+def list_source(source: SourceSpec, options: StorageOptions) -> tuple[SourceFile, ...]:
+    """The source's files, sorted by name; those of a saved data set in its own order.
+
+    Raises DataRefused, and errors of the storage.
+    """
+    path = source.path
+    listed = _in_bucket(path, options) if path.startswith(SCHEME) else _on_node(path)
+    if len(listed) > MOST_FILES:
+        raise DataRefused(
+            f"source {path}: it has {len(listed):,} files, and {MOST_FILES:,} are possible: join "
+            "them into larger ones, such as JSON lines or Parquet"
+        )
+    for file in listed:
+        _check_name(path, file.name)
+    return tuple(listed)
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Bucket and key; unlike in the URI of a storage, `?` and `#` are part of the key."""
+    bucket, _, key = uri.removeprefix(SCHEME).partition("/")
+    return bucket, key
+
+
+def local_facts(path: Path) -> ObjectFacts:
+    """Raises DataRefused unless it is a file that this process may read."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataRefused(f"{path} is no regular file: remove it, or leave it out of the path")
+    if not os.access(path, os.R_OK):
+        raise DataRefused(
+            f"{path}: user {os.getuid()} may not read it: the nodes must be able to read it"
+        )
+    return facts_of_file(status)
+
+
+def _on_node(path: str) -> list[SourceFile]:
+    if not path.startswith("/"):
+        raise DataRefused(
+            f"source {path!r}: write an absolute path that every node can read, or s3://bucket/key"
+        )
+    try:
+        names = _local_names(Path(path))
+    except OSError as error:
+        raise _unreadable(Path(error.filename or path), error) from error
+    facts = ((name, local_facts(Path(name))) for name in names)
+    return [SourceFile(name, known.nbytes, known.stamp) for name, known in facts]
+
+
+def _local_names(path: Path) -> list[str]:
+    if path.is_dir():
+        if any((path / name).exists() for name in (SPLITS, STATE)):
+            contents = {
+                name: local_facts(path / name).nbytes
+                for name in (SPLITS, STATE, INFO)
+                if (path / name).exists()
+            }
+            saved = _saved_files(str(path), contents, lambda name: (path / name).read_bytes())
+            return [str(path / name) for name in saved]
+        return _all_of_folder(str(path), map(str, files_below(path)))
+    if path.exists() or path.is_symlink():
+        return [str(path)]
+    if not has_magic(str(path)):
+        raise DataRefused(f"source {path} does not exist on this node: every node must have it")
+    names = sorted({str(found) for found in matching_files(path)})
+    return _nonempty(str(path), names)
+
+
+def _in_bucket(uri: str, options: StorageOptions) -> list[SourceFile]:
+    bucket, key = split_uri(uri)
+    fault = uri_fault(f"{SCHEME}{bucket}")
+    if fault is not None:
+        raise DataRefused(f"source {uri}: {fault}")
+    storage = open_storage(f"{SCHEME}{bucket}", options)
+    known = {
+        name: facts
+        for name, facts in storage.listing(literal_prefix(key)).items()
+        if not name.endswith("/")  # marks that consoles make for folders
+    }
+    names = _bucket_names(uri, key, known, storage)
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise DataRefused(f"{SCHEME}{bucket}/{missing[0]} does not exist: copy the data set again")
+    return [
+        SourceFile(f"{SCHEME}{bucket}/{name}", known[name].nbytes, known[name].stamp)
+        for name in names
+    ]
+
+
+def _bucket_names(
+    uri: str, key: str, known: Mapping[str, ObjectFacts], storage: Storage
+) -> list[str]:
+    if key in known:
+        return [key]
+    folder = f"{key.rstrip('/')}/" if key else ""
+    below = {name.removeprefix(folder): name for name in known if name.startswith(folder)}
+    if SPLITS in below or STATE in below:
+        sizes = {name: known[whole].nbytes for name, whole in below.items()}
+        saved = _saved_files(uri, sizes, lambda name: storage.read(folder + name))
+        return [folder + name for name in saved]
+    if below:
+        shown = [name for name in below if not _is_hidden(name)]
+        return sorted(folder + name for name in _all_of_folder(uri, shown))
+    if not has_magic(key):
+        raise DataRefused(f"source {uri}: no object has this name or lies below it: check the path")
+    pattern = pattern_of(key)
+    return _nonempty(uri, sorted(name for name in known if pattern.fullmatch(name)))
+
+
+def _all_of_folder(folder: str, names: Iterable[str]) -> list[str]:
+    """All files of a folder. Raises DataRefused if it is not clear which of them are meant."""
+    known = sorted(names)
+    kinds = {name: form.kind for name in known if (form := form_of(name)) is not None}
+    unknown = [name for name in known if name not in kinds]
+    remedy = f"name the files that are meant, such as {folder.rstrip('/')}/**/*.parquet"
+    if not kinds:
+        raise DataRefused(f"source {folder}: it has no file of a known kind: {KNOWN}")
+    if unknown:
+        raise DataRefused(
+            f"source {folder}: {_some(unknown)} of a kind that is not known: {remedy}"
+        )
+    texts = [name for name, kind in kinds.items() if kind is FileKind.TEXT]
+    if 0 < len(texts) < len(kinds):
+        raise DataRefused(
+            f"source {folder}: {_some(texts)} of text are beside files with records: {remedy}"
+        )
+    return known
+
+
+def _saved_files(folder: str, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> list[str]:
+    """The files of a data set that the library `datasets` has saved, in its order."""
+    name = SPLITS if SPLITS in sizes else STATE
+    where = f"{folder.rstrip('/')}/{name}"
+    if sizes[name] > _MOST_STATE_BYTES:
+        raise DataRefused(f"{where} has over {_MOST_STATE_BYTES} bytes: save the data set again")
+    try:
+        content = json.loads(read(name))
+        if name == SPLITS:
+            splits = [str(split) for split in content["splits"]]
+        else:
+            files = [str(entry["filename"]) for entry in content["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataRefused(
+            f"{where} is none of the library `datasets` ({shortened(error)}): save the data set "
+            "again with save_to_disk, or name its files by a glob"
+        ) from error
+    if name == SPLITS:
+        inner = ", ".join(f"{folder.rstrip('/')}/{split}" for split in splits)
+        raise DataRefused(f"source {folder} has several splits: name the folder of one: {inner}")
+    if INFO not in sizes:
+        raise DataRefused(f"{folder} has no {INFO}: save the data set again with save_to_disk")
+    if not files or any("/" in file or file in ("", "..") for file in files):
+        raise DataRefused(f"{where} names no files beside it: save the data set again")
+    return files
+
+
+def _nonempty(path: str, names: list[str]) -> list[str]:
+    if names:
+        return names
+    raise DataRefused(f"source {path} matches no file: check the path; ** matches any folders")
+
+
+def _check_name(source: str, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        shown = name.encode(errors="surrogateescape")
+        raise DataRefused(f"{shown!r}: the name is not UTF-8: rename the file") from error
+    if form_of(name) is None:
+        raise DataRefused(
+            f"{name}: its kind is not known by its suffix; {KNOWN} can be read: convert or rename "
+            f"it, or leave it out of the source {source}"
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> DataRefused:
+    return DataRefused(
+        f"{path}: {error.strerror or error}: the nodes must be able to read it, as user "
+        f"{os.getuid()}"
+    )
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in PurePosixPath(name).parts)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{len(names)} file(s) ({shown}{', ...' if len(names) > 3 else ''})"

@@ -1,0 +1,193 @@
+"""Tokenizers: the file `tokenizer.json`, the facts that tokens depend on, and the encoding.
+
+Also `bytes`, whose tokens are the bytes of the text and which needs no file. Text is encoded as it
+is: no special tokens are added, and nothing is cut or padded, even if the file asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast_workers.data.token_set import TokenizerFacts, Tokens, shard_digest
+from holdfast_workers.spec.train import BYTE_VOCABULARY, BYTES, DataSpec
+from holdfast_workers.token_sets.refusals import DataRefused, library, shortened
+
+FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+MOST_FILE_BYTES = 1 << 28
+_BATCH_BYTES = 1 << 20
+"""Text that is encoded at once; the encoding takes some 50 times as much memory."""
+_BYTES_END = 0
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    facts: TokenizerFacts
+    content: bytes
+    """Of the `tokenizer.json`; b"" for `bytes`."""
+
+
+def read_tokenizer(data: DataSpec) -> TokenizerFile:
+    """The tokenizer of `data`, read on this node and tried. Raises DataRefused."""
+    if data.tokenizer == BYTES:
+        if data.document_end is not None:
+            raise DataRefused(
+                f"data.document_end {data.document_end!r}: the tokenizer `bytes` ends documents "
+                "with a zero byte: leave document_end out"
+            )
+        digest = shard_digest(BYTES.encode())
+        return TokenizerFile(TokenizerFacts(BYTES, digest, BYTE_VOCABULARY, _BYTES_END), b"")
+    path = _file_of(data.tokenizer)
+    content = _read(path)
+    vocabulary: dict[str, int] = _loaded(content, str(path)).get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise DataRefused(f"{path} has no tokens: name the tokenizer of a published model")
+    end = data.document_end
+    if end is None:
+        end = _end_in_config(path.with_name(CONFIG))
+    if end not in vocabulary:
+        raise DataRefused(
+            f"{path} has no token {end!r} to end documents: set data.document_end to one of its "
+            "tokens, such as <|endoftext|> or </s>"
+        )
+    size = max(vocabulary.values()) + 1
+    facts = TokenizerFacts(data.tokenizer, shard_digest(content), size, vocabulary[end])
+    return TokenizerFile(facts, content)
+
+
+class Encoder:
+    """Turns documents into token ids. Uses one thread of the process; keeps some 50 times the
+    memory of 1 MB of text, or of the longest document, while it encodes."""
+
+    def __init__(self, tokenizer: TokenizerFile) -> None:
+        """Raises DataRefused."""
+        self._facts = tokenizer.facts
+        self._tokenizer: Any = None
+        if tokenizer.content:
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library reads it at each call
+            self._tokenizer = _loaded(tokenizer.content, tokenizer.facts.name)
+
+    def encode(self, texts: Sequence[str]) -> Iterator[Tokens]:
+        """The ids of each text in turn, without a document's end. Raises DataRefused."""
+        if self._tokenizer is None:
+            for text in texts:
+                yield as_tokens(np.frombuffer(text.encode(), np.uint8), self._facts)
+            return
+        for batch in _batches(texts):
+            for ids in self._ids(batch):
+                yield self._checked(ids)
+
+    def decode(self, ids: Sequence[int] | Tokens) -> str:
+        """The text of ids, special tokens included."""
+        if self._tokenizer is None:
+            return bytes(int(token) for token in ids).decode(errors="replace")
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def _ids(self, batch: list[str]) -> list[list[int]]:
+        # The faster call leaves out the positions in the text; older versions lack it.
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        try:
+            return [each.ids for each in encode(batch, add_special_tokens=False)]
+        except Exception as error:  # the library raises nothing more precise
+            raise DataRefused(
+                f"data.tokenizer {self._facts.name}: it cannot encode a text that begins with "
+                f"{batch[0][:40]!r}: {shortened(error)}: try the tokenizer by itself"
+            ) from error
+
+    def _checked(self, ids: list[int]) -> Tokens:
+        tokens = np.array(ids, np.int64)
+        if len(tokens) and int(tokens.max()) >= self._facts.vocabulary:
+            raise DataRefused(
+                f"data.tokenizer {self._facts.name}: it makes the id {tokens.max()}, and its "
+                f"vocabulary has {self._facts.vocabulary}: the file is damaged, load it again"
+            )
+        return as_tokens(tokens, self._facts)
+
+
+def as_tokens(ids: NDArray[Any], tokenizer: TokenizerFacts) -> Tokens:
+    """Ids in the type that the tokenizer's vocabulary allows."""
+    if tokenizer.token_bytes == 2:
+        return ids.astype(np.uint16, copy=False)
+    return ids.astype(np.uint32, copy=False)
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text) > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    if batch:
+        yield batch
+
+
+def _file_of(name: str) -> Path:
+    path = Path(name)
+    if not path.is_absolute():
+        raise DataRefused(
+            f"data.tokenizer {name!r}: write `bytes`, or an absolute path of a {FILE} or of its "
+            "folder, which every node can read"
+        )
+    try:
+        if path.is_dir():
+            path /= FILE
+        if path.is_file():
+            return path
+    except OSError as error:
+        raise DataRefused(
+            f"data.tokenizer {path}: {error.strerror}: the nodes must be able to read it"
+        ) from error
+    raise DataRefused(
+        f"data.tokenizer {path} does not exist on this node: name a {FILE}, which "
+        "`save_pretrained` of a fast tokenizer writes"
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise DataRefused(f"{path} has over {MOST_FILE_BYTES} bytes: name a {FILE}")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataRefused(f"{path}: {error.strerror}: the nodes must be able to read it") from error
+
+
+def _loaded(content: bytes, name: str) -> Any:
+    tokenizers = library("tokenizers")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # the library raises nothing more precise
+        raise DataRefused(
+            f"{name} is no {FILE} of the library `tokenizers` ({shortened(error)}): "
+            "`save_pretrained` of a fast tokenizer writes one"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _end_in_config(path: Path) -> str:
+    remedy = "set data.document_end to the token that ends each document"
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataRefused(f"there is no {path} with an eos_token: {remedy}") from None
+    except (OSError, ValueError) as error:
+        raise DataRefused(f"{path} cannot be read ({shortened(error)}): {remedy}") from error
+    end = config.get("eos_token") if isinstance(config, dict) else None
+    if isinstance(end, dict):
+        end = end.get("content")
+    if isinstance(end, str) and end:
+        return end
+    raise DataRefused(f"{path} names no eos_token: {remedy}")
