@@ -242,10 +242,10 @@ class RayCluster:
             return node_tasks.begin_samples(node, spec, count, store, self._code.options())
 
         try:
-            samples, error = await self._answer(await self._call(begin), SAMPLES_S)
+            samples, why = await self._answer(await self._call(begin), SAMPLES_S)
         except (RayError, ConnectionError, TimeoutError) as error:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
-        return SamplesAnswer(tuple(SampleText(*sample) for sample in samples), error)
+        return SamplesAnswer(tuple(SampleText(*sample) for sample in samples), why)
 
     async def ensure_supervisor(self, plan: JobPlan) -> bool:
         return await self._call(lambda: self._ensure_supervisor(plan))

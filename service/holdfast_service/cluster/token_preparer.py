@@ -18,16 +18,6 @@ from typing import Any
 
 import ray
 import structlog
-from holdfast_workers.token_sets.plan import Part, PreparePlan, plan_parts
-from holdfast_workers.token_sets.prepare import (
-    PartResult,
-    finish,
-    finished_parts,
-    make_part,
-    read_set,
-)
-from holdfast_workers.token_sets.source_files import list_source
-from holdfast_workers.token_sets.tokenizer_file import TokenizerFile, read_tokenizer
 from ray.exceptions import RayError, RayTaskError
 
 from holdfast_service.cluster.runtime_env import with_code
@@ -52,6 +42,11 @@ from holdfast_workers.private_files import make_private_folder
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import PreparedSpec
+from holdfast_workers.token_sets.part_results import PartResult
+from holdfast_workers.token_sets.plan import Part, PreparePlan, plan_parts
+from holdfast_workers.token_sets.prepare import finish, finished_parts, make_part, read_set
+from holdfast_workers.token_sets.source_files import list_source
+from holdfast_workers.token_sets.tokenizer_file import TokenizerFile, read_tokenizer
 
 ABANDONED_S = 120.0
 """Time without a question after which it ends."""
@@ -130,9 +125,9 @@ class TokenPreparer:
     def _prepared(self) -> tuple[TokenSet, Storage]:
         data, source = self._request.data, self._request.source
         tokenizer = read_tokenizer(data)
-        plan = plan_parts(source, list_source(source, self._source), tokenizer, data)
+        plan = plan_parts(source, list_source(source, self._source), tokenizer.facts, data)
         storage = open_storage(self._request.root, self._store).below(plan.key)
-        self._note(files=len(plan.files), total_bytes=plan.source_bytes, waits="")
+        self._note(files=plan.files, total_bytes=plan.source_bytes, waits="")
         try:
             return read_set(storage, None), storage
         except ObjectMissing:
@@ -219,7 +214,10 @@ class TokenPreparer:
             return why
         if refused:
             raise _NotMade(refused)
-        return later or result
+        if result is None:
+            return str(later)
+        assert isinstance(result, PartResult)
+        return result
 
     def _count(self, made: dict[int, PartResult]) -> None:
         done = _bytes_of(made)
@@ -286,7 +284,7 @@ def _most_tasks() -> int:
 
 
 def _free_cpus() -> bool:
-    return ray.available_resources().get("CPU", 0.0) >= 1
+    return float(ray.available_resources().get("CPU", 0.0)) >= 1
 
 
 def _first_file(part: Part) -> str:

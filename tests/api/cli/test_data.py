@@ -88,7 +88,7 @@ def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
         refused = replace(half, phase=PreparePhase.REFUSED, error=why)
         server.cluster.token_sets = (refused,)
 
-    monkeypatch.setattr(data.time, "sleep", refuse)
+    monkeypatch.setattr("time.sleep", refuse)
     assert run(["data", "prepare", job_file]) == ExitCode.JOB_FAILED
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("4 bytes of 9 bytes of its sources are tokens: 7,000 so far")
