@@ -177,9 +177,9 @@ class _PartMaker:
             self._records += len(batch.documents) + len(batch.unusable)
             self._name(reader, piece, lost)
             if not usable and unusable >= HOPELESS_RECORDS:
-                row, why = lost[-1]
+                row, why = lost[0]
                 raise DataRefused(
-                    f"{piece.file.name}: none of {unusable:,} records is usable; row "
+                    f"{piece.file.name}: none of {unusable:,} records is usable, such as row "
                     f"{reader.row_in_file(row):,}: {why}: correct the file or `text` of the "
                     "source, or leave the file out"
                 )

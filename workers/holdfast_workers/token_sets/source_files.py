@@ -107,7 +107,8 @@ def _local_names(path: Path) -> list[str]:
             }
             saved = _saved_files(str(path), contents, lambda name: (path / name).read_bytes())
             return [str(path / name) for name in saved]
-        return _all_of_folder(str(path), map(str, files_below(path)))
+        below = (str(found.relative_to(path)) for found in files_below(path))
+        return [str(path / name) for name in _all_of_folder(str(path), below)]
     if path.exists() or path.is_symlink():
         return [str(path)]
     if not has_magic(str(path)):
