@@ -15,6 +15,7 @@ from holdfast_workers.data.token_set import (
     ShardContent,
     ShardFacts,
     TokenizerFacts,
+    Tokens,
     TokenSet,
     encode_shard,
     shard_digest,
@@ -75,6 +76,7 @@ def random_shards(seed: int, sizes: Sequence[int], vocabulary: int = 256) -> lis
 
 
 def _encoded(tokens: Sequence[int], tokenizer: TokenizerFacts) -> bytes:
-    dtype = np.uint16 if tokenizer.token_bytes == 2 else np.uint32
-    ends = np.array([len(tokens)], dtype=np.uint64)
-    return encode_shard(ShardContent(np.array(tokens, dtype=dtype), ends))
+    array: Tokens = np.array(tokens, dtype=np.uint16)
+    if tokenizer.token_bytes == 4:
+        array = np.array(tokens, dtype=np.uint32)
+    return encode_shard(ShardContent(array, np.array([len(tokens)], dtype=np.uint64)))

@@ -190,20 +190,28 @@ class _NodeFetch:
                 return
             self._pause(self._pauses.round_s)
 
-    def _attempts(self, wanted: WantedFile) -> Exception | None:
+    def _attempts(self, wanted: WantedFile) -> WorkersError | None:
         """The error of the last attempt, if all failed. Raises _Stopped."""
         for pause_s in (*self._pauses.retries_s, None):
             self._pause(0.0)
-            try:
-                wanted.bring()
-            except (WorkersError, OSError) as error:
-                if pause_s is None:
-                    return error
-                _log.warning("a file of a token set is tried again", why=str(error))
-                self._pause(pause_s)
-            else:
-                return None
+            if (error := self._attempt(wanted)) is None or pause_s is None:
+                return error
+            _log.warning("a file of a token set is tried again", why=str(error))
+            self._pause(pause_s)
         raise AssertionError("the last attempt returns")
+
+    def _attempt(self, wanted: WantedFile) -> WorkersError | None:
+        try:
+            wanted.bring()
+        except WorkersError as error:
+            return error
+        except OSError as error:
+            return TransientStorageError(
+                str(self._cache_dir),
+                f"{error.strerror or error}: the cache of this node must be writable, and have "
+                "room for the token sets",
+            )
+        return None
 
     def _report(self, prepared: PreparedSpec, reason: str) -> None:
         _log.error("a token set is not complete on this node", why=reason)
@@ -279,11 +287,9 @@ class _NodeFetch:
                 if use_locks.is_at(path, descriptor):
                     return True  # the descriptor stays open until this process ends
         except BaseException:
-            unfinished.unlink(missing_ok=True)
-            os.close(descriptor)
+            _close_unfinished(descriptor, unfinished)
             raise
-        unfinished.unlink(missing_ok=True)
-        os.close(descriptor)
+        _close_unfinished(descriptor, unfinished)
         return False
 
     def _download(self, descriptor: int, prepared: PreparedSpec, shard: ShardFacts) -> None:
@@ -329,6 +335,12 @@ def _lock_unfinished(path: Path) -> int | None:
         return descriptor
     os.close(descriptor)
     return None
+
+
+def _close_unfinished(descriptor: int, path: Path) -> None:
+    if use_locks.is_at(path, descriptor):  # and not one of another process, after this was renamed
+        path.unlink()
+    os.close(descriptor)
 
 
 def _allow_descriptors(locked: int) -> None:
