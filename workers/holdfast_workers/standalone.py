@@ -28,7 +28,7 @@ from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
-from holdfast_workers.spec import TrainingSpec, find_faults
+from holdfast_workers.spec import BYTE_VOCABULARY, TrainingSpec, find_faults
 from holdfast_workers.training import rank_log
 from holdfast_workers.training.determinism import choose_kernels
 from holdfast_workers.training.guards import describe_trip
@@ -194,7 +194,8 @@ class _ReportingHooks(Hooks):
             figures["device_name"] = name
             figures["memory_bytes"] = torch.cuda.max_memory_allocated(self._world.device)
             if peak := peak_flops(name):
-                flops = flops_per_token(parameters, self._spec.model)
+                vocabulary = self._spec.data.vocabulary or BYTE_VOCABULARY
+                flops = flops_per_token(parameters, self._spec.model, vocabulary)
                 peak_of_world = peak * self._world.world_size
                 figures["mfu"] = round(flops * tokens_per_second / peak_of_world, 4)
         return figures

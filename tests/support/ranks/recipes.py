@@ -15,7 +15,7 @@ from tests.support.ranks import may_end
 from torch import Tensor, nn
 
 from holdfast_workers.progress import beacon
-from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.recipes.pretrain import MicroBatch, PretrainRecipe
 from holdfast_workers.state.rank_state import Snapshot
 from holdfast_workers.training.recipe import (
     Agree,
@@ -107,7 +107,7 @@ class PoisonedWindow(PretrainRecipe):
 
         self.model.get_submodule(self.LAYER).register_forward_hook(overflow)
 
-    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, Tensor, int, int]:
+    def _read(self, step: int, micro_batch_index: int) -> MicroBatch:
         self._reads = (self.guard_memory.ledger.window(step), micro_batch_index)
         return super()._read(step, micro_batch_index)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.ranks.rank_worlds import ALONE, RecordingHooks, start_from_seed, tiny_spec
 from torch import Tensor, nn
 
-from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.recipes.pretrain import MicroBatch, PretrainRecipe
 from holdfast_workers.spec import GuardsSpec
 from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, World
 from holdfast_workers.training.skipped_windows import Ledger
@@ -34,7 +34,7 @@ class Spoiled(PretrainRecipe):
 
         self.model.get_submodule("blocks.0.attention.query").register_forward_hook(spoil)
 
-    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, Tensor, int, int]:
+    def _read(self, step: int, micro_batch_index: int) -> MicroBatch:
         self._reading = self.guard_memory.ledger.window(step)
         return super()._read(step, micro_batch_index)
 

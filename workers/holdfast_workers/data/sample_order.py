@@ -44,6 +44,15 @@ def samples_at(positions: Indices, samples: int, seed: int) -> Indices:
     return order
 
 
+def derived_seed(seed: int, *parts: int) -> int:
+    """The seed of a part of an order, such as a group of samples: 64 bits, scrambled."""
+    word = np.array([seed & _WORD], dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            word = _mix(_mix(word) + np.uint64(part & _WORD))
+    return int(word[0])
+
+
 def micro_batch_positions(
     window: int,
     micro_batch_index: int,

@@ -5,8 +5,8 @@ wait. An index file of the source's key leads to the fingerprint, so that nothin
 while the source is unchanged.
 
 A process holds a shared lock on each file that it uses, and so do the processes that it forks.
-After each build, the files that were used least recently are removed until the rest has the size
-that the node's setting allows; files in use stay.
+After each build, and before a file comes from elsewhere, the files that were used least recently
+are removed until the rest has the size that the node's setting allows; files in use stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import fcntl
 import json
 import math
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +32,9 @@ CACHE_VARIABLE = "HOLDFAST_CACHE_DIR"
 LIMIT_VARIABLE = "HOLDFAST_CACHE_LIMIT_GB"
 """Environment variable of a node: the most that its caches keep, in units of 10^9 bytes."""
 DEFAULT_LIMIT_GB = 100.0
+_LOCK = "build.lock"
+_KINDS = ("*.bin", "tokens-*.json")
+"""Files that count towards the limit: all content, and the manifests of token sets."""
 
 
 class NoCacheFolder(WorkersError):
@@ -95,6 +97,14 @@ def cached_file(cache_dir: Path, name: str, key: str, parts: Iterable[bytes]) ->
         return built
 
 
+def make_room(cache_dir: Path, nbytes: int, limit_bytes: int) -> None:
+    """Remove files without users, until a new one of `nbytes` may come. While another process
+    builds a file, nothing is removed: that process does so when it is done."""
+    with (cache_dir / _LOCK).open("w") as lock:
+        if use_locks.is_free(lock):
+            _shrink(cache_dir, limit_bytes - nbytes)
+
+
 def source_key(what: str, files: Iterable[tuple[str, Path]]) -> str:
     """A key that changes with `what`, and whenever a file's name, size or modification time
     changes."""
@@ -141,19 +151,18 @@ def _built(parts: Iterable[bytes], cache_dir: Path, name: str, index: Path) -> C
 
 def _use(path: Path) -> None:
     use_locks.hold(path)
-    os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # many mounts keep no access times
+    use_locks.note_use(path)
 
 
 def _shrink(cache_dir: Path, limit_bytes: int) -> None:
     """Remove files without users, those of the earliest use first, down to the limit."""
-    files = [(path.stat(), path) for path in cache_dir.glob("*.bin")]
+    files = [(path.stat(), path) for kind in _KINDS for path in cache_dir.glob(kind)]
     total = sum(status.st_size for status, _ in files)
     removed = set()
     for status, path in sorted(files, key=lambda file: (file[0].st_atime_ns, file[1])):
         if total <= limit_bytes:
             break
-        if not _is_in_use(path):
-            path.unlink()
+        if use_locks.unlink_unless_used(path):
             removed.add(path.stem.rpartition("-")[2])
             total -= status.st_size
     for index in cache_dir.glob("source-*.json") if removed else ():
@@ -162,20 +171,10 @@ def _shrink(cache_dir: Path, limit_bytes: int) -> None:
                 index.unlink()
 
 
-def _is_in_use(path: Path) -> bool:
-    """Whether any process uses the file. No process begins to use it meanwhile: that needs the
-    build lock."""
-    with path.open("rb") as file:
-        try:
-            return not use_locks.is_free(file)
-        except OSError:  # not known
-            return True
-
-
 @contextmanager
 def _build_lock(cache_dir: Path) -> Iterator[None]:
     """Admits one builder per cache folder; the kernel releases the lock if the process dies."""
-    with (cache_dir / "build.lock").open("w") as lock:
+    with (cache_dir / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,34 @@ from typing import IO
 def hold(path: Path) -> None:
     """Mark the file as in use by this process until it ends. Raises OSError."""
     fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
+
+
+def opened(path: Path) -> int:
+    """Open a file that others may remove; it is in use until the descriptor, which the caller owns,
+    and its duplicates are closed. Raises OSError; FileNotFoundError, too, if it was removed
+    meanwhile."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not is_at(path, descriptor):
+            raise FileNotFoundError(f"{path} was removed")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether the path still leads to the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def note_use(path: Path) -> None:
+    """Let the file's time of access be now: many mounts do not keep it. Raises OSError."""
+    os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 @contextmanager
@@ -39,6 +68,19 @@ def is_free(file: IO[str] | IO[bytes] | int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def unlink_unless_used(path: Path) -> bool:
+    """Remove a file that no process uses; whether it was removed. A process that begins to use it
+    meanwhile finds it gone (`opened`). Raises OSError if it cannot be opened."""
+    with path.open("rb") as file:
+        try:
+            if not is_free(file):
+                return False
+        except OSError:  # not known
+            return False
+        path.unlink()
+        return True
 
 
 def remove_unless_used(folder: Path) -> None:

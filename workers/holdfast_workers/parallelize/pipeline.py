@@ -136,18 +136,16 @@ class Pipeline:
         shapes: tuple[Shape, Shape, Shape],
         input_dtype: torch.dtype,
         loss: Callable[[Tensor, Tensor], Tensor],
-        targets: int,
         device: str,
     ) -> None:
         """`shapes`: of a micro-batch's inputs, hidden states and outputs, where `tp` does not
-        divide them. `loss` is summed over a micro-batch, and divided by `targets` for its gradient.
-        """
+        divide them. `loss` is summed over a micro-batch."""
         logging.getLogger(_SCHEDULE_LOG).setLevel(logging.CRITICAL)  # it prints whole schedules
         parallel, self._axis = spec.parallel, mesh[PIPELINE_AXIS]
         stages = own_stages(model)
         self._model = model
         self._loss = loss
-        self._targets = targets
+        self._divisor = 1
         self._losses: list[Tensor] = []
         self._report: ChunkReporter = _report_nothing
         self._is_first = any(stage.part.is_first for stage in stages)
@@ -178,11 +176,16 @@ class Pipeline:
             self._schedule = SEVERAL_STAGES[parallel.schedule](several, micro_batches, **options)
 
     def run(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], report: ChunkReporter
+        self,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        divisor: int,
+        report: ChunkReporter,
     ) -> list[Tensor]:
-        """Both passes of all micro-batches; gradients are summed and, with FSDP, reduced once.
-        Returns the losses, each summed over its micro-batch, on the rank of the last stage."""
-        self._losses, self._report = [], report
+        """Both passes of all micro-batches; gradients, of the loss divided by `divisor`, are summed
+        and, with FSDP, reduced once. Returns the losses, each summed over its micro-batch, on the
+        rank of the last stage."""
+        self._losses, self._divisor, self._report = [], divisor, report
         arguments = (torch.cat(tuple(inputs)),) if self._is_first else ()
         options = {"target": torch.cat(tuple(targets)), "losses": []} if self._is_last else {}
         try:
@@ -215,7 +218,7 @@ class Pipeline:
     def _share_of_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss = self._loss(outputs, targets)
         self._losses.append(loss.detach())
-        return loss / self._targets
+        return loss / self._divisor
 
 
 def _link(source: int, target: int) -> str:

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.data.sample_order import (
-    micro_batch_positions,
-    passes,
-    samples_at,
-    samples_digest,
-)
+from holdfast_workers.data.sample_order import micro_batch_positions, passes, samples_digest
+from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
@@ -52,9 +50,10 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
+from holdfast_workers.progress import beacon
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
-from holdfast_workers.recipes.task import ImageTask, LanguageTask, Task
-from holdfast_workers.spec import Family, TrainingSpec
+from holdfast_workers.recipes.task import Task, new_task
+from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,
@@ -84,10 +83,19 @@ CHECKS_OF_A_STAGE = 100_000
 """Distance between the numbers of two stages' checks for non-finite values: more than a stage makes
 in a micro-batch."""
 
-_TASKS: Mapping[Family, Callable[[TrainingSpec, Path], Task]] = {
-    "llama": LanguageTask,
-    "vit": ImageTask,
-}
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What this rank reads of a micro-batch."""
+
+    inputs: Tensor
+    targets: Tensor
+    samples: int
+    """0 if no micro-batch is left for this rank."""
+    counted: int
+    """Its targets that the loss counts."""
+    digest: int
+    """See `samples_digest`."""
 
 
 @dataclass
@@ -139,8 +147,15 @@ class PretrainRecipe(Recipe):
     # --- building and rebuilding ------------------------------------------------------------
 
     def prepare(self) -> None:
-        task = _TASKS[self.spec.model.family]
-        self._task = task(self.spec, self.cache_dir)
+        self._task = new_task(self.spec, self.cache_dir, self._waiting_for_data)
+
+    @contextmanager
+    def _waiting_for_data(self) -> Iterator[Callable[[], None]]:
+        """While data is missing on this node, a step takes longer than others, and no hang is
+        suspected."""
+        in_step = self._built is not None
+        with beacon.phase("data", bound_s=2 * PATIENCE_S) if in_step else nullcontext():
+            yield self.leave_if_over
 
     def expect(self, world: World) -> bool:
         if self._expected is not None:  # forked from a process that had built it
@@ -292,14 +307,15 @@ class PretrainRecipe(Recipe):
 
     def _trace_passes(self, step: int, tracer: NonfiniteTracer) -> None:
         built = self._require_built()
+        divisor = self._targets(step)
         for index in range(self._micro_batches()):
             tracer.start_micro_batch(index)
-            inputs, targets, _, _ = self._read(step, index)
+            read = self._read(step, index)
             # No reduction: one rank's non-finite values must not reach the others.
             self._set_last_micro_batch(False)
-            loss = self._loss(built.model(inputs), targets)
+            loss = self._loss(built.model(read.inputs), read.targets)
             tracer.check([loss], "the loss", "output")
-            torch.autograd.backward(loss / self._targets())
+            torch.autograd.backward(loss / divisor)
 
     def _seed_generators(self, step: int) -> None:
         """Tensor-parallel peers compute the same activations, so they need the same dropout masks,
@@ -328,33 +344,36 @@ class PretrainRecipe(Recipe):
     def _forward_backward(self, step: int, phase: PhaseReporter) -> Contribution:
         built, micro_batches = self._require_built(), self._micro_batches()
         loss_sum = torch.zeros((), dtype=torch.float64, device=built.world.device)
-        digest, read, waited = 0, 0, 0.0
+        digest, samples, counted, waited = 0, 0, 0, 0.0
+        divisor = self._targets(step)
         self._losses = []
-        batches: list[tuple[Tensor, Tensor]] = []
+        batches: list[MicroBatch] = []
         for index in range(micro_batches):
             phase("load", step, index)
             began = time.perf_counter()
-            inputs, targets, samples, share = self._read(step, index)
-            digest = (digest + share) % (1 << 64)
-            read += samples
+            read = self._read(step, index)
+            digest = (digest + read.digest) % (1 << 64)
+            samples += read.samples
+            counted += read.counted
             waited += time.perf_counter() - began
             self.leave_if_over()
             if self._is_pipeline():
-                batches.append((inputs, targets))
+                batches.append(read)
                 continue
             self._set_last_micro_batch(index == micro_batches - 1)
             phase("forward", step, index)
-            loss = self._loss(built.model(inputs), targets)
+            loss = self._loss(built.model(read.inputs), read.targets)
             phase("backward", step, index)
-            torch.autograd.backward(loss / self._targets())
+            torch.autograd.backward(loss / divisor)
             self._losses.append(loss.detach())
         if built.sums is not None:
             built.sums.finish()
         if batches:
-            self._losses = self._run_pipeline(batches, partial(self._report_chunk, step, phase))
+            report = partial(self._report_chunk, step, phase)
+            self._losses = self._run_pipeline(batches, divisor, report)
         for loss in self._losses:
             loss_sum += loss
-        return self._share(float(loss_sum), read, digest, waited)
+        return self._share(float(loss_sum), counted, samples, digest, waited)
 
     def _set_last_micro_batch(self, last: bool) -> None:
         built = self._require_built()
@@ -368,14 +387,15 @@ class PretrainRecipe(Recipe):
         return self._require_built().world.size(PIPELINE_AXIS) > 1
 
     def _run_pipeline(
-        self, batches: Sequence[tuple[Tensor, Tensor]], report: ChunkReporter
+        self, batches: Sequence[MicroBatch], divisor: int, report: ChunkReporter
     ) -> list[Tensor]:
         """Compute both passes of all micro-batches. Returns their losses on the rank of the last
         stage."""
         if self._pipeline is None:
-            self._pipeline = self._new_pipeline(batches[0][0])
-        inputs, targets = zip(*batches, strict=True)
-        return self._pipeline.run(inputs, targets, report)
+            self._pipeline = self._new_pipeline(batches[0].inputs)
+        inputs = [batch.inputs for batch in batches]
+        targets = [batch.targets for batch in batches]
+        return self._pipeline.run(inputs, targets, divisor, report)
 
     def _new_pipeline(self, inputs: Tensor) -> Pipeline:
         built = self._require_built()
@@ -389,7 +409,6 @@ class PretrainRecipe(Recipe):
             shapes=(tuple(inputs.shape), hidden, outputs),
             input_dtype=inputs.dtype,
             loss=self._loss,
-            targets=self._targets(),
             device=built.world.device,
         )
 
@@ -407,14 +426,13 @@ class PretrainRecipe(Recipe):
             passed = stage if name == "forward" else 2 * stages - stage
             tracer.start_micro_batch(micro_batch, passed * CHECKS_OF_A_STAGE)
 
-        batches = [self._read(step, index)[:2] for index in range(self._micro_batches())]
-        for index, loss in enumerate(self._run_pipeline(batches, report)):
+        batches = [self._read(step, index) for index in range(self._micro_batches())]
+        losses = self._run_pipeline(batches, self._targets(step), report)
+        for index, loss in enumerate(losses):
             tracer.start_micro_batch(index, stages * CHECKS_OF_A_STAGE)
             tracer.check([loss], "the loss", "output")
 
-    def _read(self, step: int, micro_batch_index: int) -> tuple[Tensor, Tensor, int, int]:
-        """A micro-batch's inputs and targets on the device, the number of its samples, and their
-        digest; no samples if no micro-batch is left for this rank."""
+    def _read(self, step: int, micro_batch_index: int) -> MicroBatch:
         built, train, task = self._require_built(), self.spec.train, self._require_task()
         positions = micro_batch_positions(
             self.guard_memory.ledger.window(step),
@@ -424,12 +442,17 @@ class PretrainRecipe(Recipe):
             micro_batch=train.micro_batch,
             global_batch=train.global_batch,
         )
-        samples = samples_at(positions, task.samples, train.seed)
+        samples = task.samples_at(positions)
         inputs, targets = task.batch(samples) if len(samples) else task.stand_in()
         inputs, targets = self._own_positions(built, inputs, targets)
         device = built.world.device
-        digest = samples_digest(positions, samples)
-        return inputs.to(device), targets.to(device), len(samples), digest
+        return MicroBatch(
+            inputs=inputs.to(device),
+            targets=targets.to(device),
+            samples=len(samples),
+            counted=int((targets != IGNORED).sum()),
+            digest=samples_digest(positions, samples),
+        )
 
     def _own_positions(self, built: _BuiltRecipe, *whole: Tensor) -> tuple[Tensor, ...]:
         """The positions of tensors (samples, sequence) that this rank computes."""
@@ -439,22 +462,22 @@ class PretrainRecipe(Recipe):
         own = built.model.positions
         return tuple(tensor[:, own] for tensor in whole)
 
-    def _share(self, loss_sum: float, samples: int, digest: int, waited: float) -> Contribution:
+    def _share(
+        self, loss_sum: float, counted: int, samples: int, digest: int, waited: float
+    ) -> Contribution:
         """This rank's contribution; a value that several ranks share is contributed by one."""
         built = self._require_built()
-        counted = [
+        of_share = [
             _gradient(parameter)
             for parameter, box in zip(built.parameters, built.boxes, strict=True)
             if box.primary
         ]
-        grad_sq = squared_norm(counted)
-        # Of the ranks that know the loss of a micro-batch; those of `cp`, of equal parts of it.
+        grad_sq = squared_norm(of_share)
+        # Of the ranks that know the loss of a micro-batch; those of `cp`, of parts of it.
         tells = built.world.coordinate(TENSOR_AXIS) == 0 and has_last_stage(built.model)
-        targets = samples * self._require_task().targets_per_sample
-        targets //= built.world.size(CONTEXT_AXIS)
         return Contribution(
             loss_sum=loss_sum if tells else 0.0,
-            count=targets if tells else 0,
+            count=counted if tells else 0,
             grad_sq=grad_sq,
             data_index=data_index(built.world),
             samples=digest,
@@ -534,8 +557,11 @@ class PretrainRecipe(Recipe):
             "corpus": self._require_task().fingerprint,
         }
 
-    def _targets(self) -> int:
-        return self.spec.train.global_batch * self._require_task().targets_per_sample
+    def _targets(self, step: int) -> int:
+        """Targets of the global batch: the sum of what all ranks count."""
+        batch = self.spec.train.global_batch
+        start = self.guard_memory.ledger.window(step) * batch
+        return self._require_task().targets_at(np.arange(start, start + batch, dtype=np.int64))
 
     def _require_built(self) -> _BuiltRecipe:
         if self._built is None:

@@ -10,17 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast_workers.data.corpus import Corpus, open_corpus
+from holdfast_workers.data.corpus import CorpusError, open_corpus
 from holdfast_workers.data.images import ImageSet, open_images
-from holdfast_workers.data.sample_order import Indices
+from holdfast_workers.data.sample_order import Indices, samples_at
+from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus, Waiting
 from holdfast_workers.models import llama_parameters, vit_parameters
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer, initial_values
 from holdfast_workers.models.vit import VisionTransformer
 from holdfast_workers.spec import TrainingSpec
-
-IGNORED = -100
-"""A target that no loss counts, as in torch's cross-entropy."""
 
 
 class Task(ABC):
@@ -28,6 +26,7 @@ class Task(ABC):
     fingerprint: str
     """Fingerprint of the data, equal on all nodes."""
     targets_per_sample: int
+    """At most; see `targets_at`."""
     tokens_per_sample: int
     """Positions of the sequence that a sample is in the model."""
     parameters: int
@@ -45,6 +44,14 @@ class Task(ABC):
     def initial_values(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole parameter `name` at step 0."""
         return initial_values(name, shape, self._spec.model.layers, self._spec.train.seed)
+
+    def samples_at(self, positions: Indices) -> Indices:
+        """The sample at each position of the run; positions may span epochs."""
+        return samples_at(positions, self.samples, self._spec.train.seed)
+
+    def targets_at(self, positions: Indices) -> int:
+        """The number of targets of the samples at these positions."""
+        return len(positions) * self.targets_per_sample
 
     @abstractmethod
     def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
@@ -64,29 +71,21 @@ class Task(ABC):
         """The cross-entropy, summed over the targets."""
 
 
-class LanguageTask(Task):
-    """The next token of a text, at every position: the family `llama`. A sample is
+class _TextTask(Task):
+    """The next token of a text, at every position: the family `llama`. A sample has
     `sequence_length` targets."""
 
-    def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
+    def __init__(self, spec: TrainingSpec, vocabulary: int) -> None:
         super().__init__(spec)
-        self._corpus: Corpus = open_corpus(spec.data, cache_dir, spec.model.sequence_length)
-        self.samples = self._corpus.samples(spec.model.sequence_length)
-        self.fingerprint = self._corpus.fingerprint
+        self._vocabulary = vocabulary
         self.targets_per_sample = self.tokens_per_sample = spec.model.sequence_length
-        vocabulary = self._corpus.vocabulary
         shapes = llama_parameters.parameter_shapes(spec.model, vocabulary)
         self.parameters = sum(prod(shape) for shape in shapes.values())
         self.head_in_blocks = llama_parameters.head_in_blocks(spec.model, vocabulary)
 
     def new_model(self) -> Llama:
         with torch.device("meta"):
-            return Llama(self._spec.model, self._corpus.vocabulary)
-
-    def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
-        """Both are (samples, sequence_length)."""
-        tokens = torch.from_numpy(self._corpus.batch(samples, self._spec.model.sequence_length))
-        return tokens[:, :-1], tokens[:, 1:]
+            return Llama(self._spec.model, self._vocabulary)
 
     def stand_in(self) -> tuple[Tensor, Tensor]:
         shape = (self._spec.train.micro_batch, self._spec.model.sequence_length)
@@ -94,12 +93,54 @@ class LanguageTask(Task):
 
     def shapes(self, inputs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         rows = tuple(inputs.shape)
-        return (*rows, self._spec.model.dim), (*rows, self._corpus.vocabulary)
+        return (*rows, self._spec.model.dim), (*rows, self._vocabulary)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(
             logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )
+
+
+class LanguageTask(_TextTask):
+    """Text whose tokens are its bytes, from files on the node."""
+
+    def __init__(self, spec: TrainingSpec, cache_dir: Path) -> None:
+        self._corpus = open_corpus(spec.data, cache_dir, spec.model.sequence_length)
+        super().__init__(spec, self._corpus.vocabulary)
+        self.samples = self._corpus.samples(spec.model.sequence_length)
+        self.fingerprint = self._corpus.fingerprint
+
+    def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
+        """Both are (samples, sequence_length)."""
+        tokens = torch.from_numpy(self._corpus.batch(samples, self._spec.model.sequence_length))
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+class TokenTask(_TextTask):
+    """Text of prepared token sets. The last sample of a shard may have fewer targets."""
+
+    def __init__(self, spec: TrainingSpec, cache_dir: Path, waiting: Waiting) -> None:
+        self._corpus = TokenCorpus.open(
+            spec.data,
+            cache_dir,
+            spec.model.sequence_length,
+            spec.train.seed,
+            waiting=waiting,
+        )
+        super().__init__(spec, self._corpus.vocabulary)
+        self.samples = self._corpus.samples
+        self.fingerprint = self._corpus.fingerprint
+
+    def samples_at(self, positions: Indices) -> Indices:
+        return self._corpus.samples_at(positions)
+
+    def targets_at(self, positions: Indices) -> int:
+        return self._corpus.targets_of(self.samples_at(positions))
+
+    def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
+        """Both are (samples, sequence_length)."""
+        inputs, targets = self._corpus.batch(samples)
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 class ImageTask(Task):
@@ -136,3 +177,18 @@ class ImageTask(Task):
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+
+
+def new_task(spec: TrainingSpec, cache_dir: Path, waiting: Waiting) -> Task:
+    """The task of a spec; `waiting`: for waits for data, here and in `batch`. Raises
+    CorpusError."""
+    if spec.model.family == "vit":
+        return ImageTask(spec, cache_dir)
+    if spec.data.prepared:
+        return TokenTask(spec, cache_dir, waiting)
+    if spec.data.sources:
+        raise CorpusError(
+            "data.sources are not prepared: the server does so for a job that it starts; "
+            "elsewhere, run `holdfast data prepare`, and set data.prepared as it says"
+        )
+    return LanguageTask(spec, cache_dir)

@@ -1,0 +1,82 @@
+"""Token sets made by hand: of bytes, one document a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.storage import write_small
+from holdfast_workers.data.token_cache import manifest_file, shard_file
+from holdfast_workers.data.token_set import (
+    MANIFEST,
+    ShardContent,
+    ShardFacts,
+    TokenizerFacts,
+    Tokens,
+    TokenSet,
+    encode_shard,
+    shard_digest,
+)
+from holdfast_workers.spec import PreparedSpec
+
+BYTES = TokenizerFacts(name="bytes", digest="b" * 32, vocabulary=256, document_end=0)
+
+
+class MadeSet:
+    """A token set whose shards have these tokens."""
+
+    def __init__(
+        self, source: str, shards: Sequence[Sequence[int]], tokenizer: TokenizerFacts = BYTES
+    ) -> None:
+        contents = [_encoded(tokens, tokenizer) for tokens in shards]
+        facts = [
+            ShardFacts(shard_digest(content), len(content), len(tokens), 1)
+            for content, tokens in zip(contents, shards, strict=True)
+        ]
+        nbytes = sum(map(len, contents))
+        self.facts = TokenSet(source, "text", tokenizer, tuple(facts), 1, nbytes)
+        self.contents = dict(zip(facts, contents, strict=True))
+
+    @property
+    def shards(self) -> tuple[ShardFacts, ...]:
+        return self.facts.shards
+
+    def prepared(self, uri: Path | str = "/store") -> PreparedSpec:
+        facts = self.facts
+        return PreparedSpec(
+            uri=str(uri),
+            digest=facts.digest,
+            vocabulary=facts.tokenizer.vocabulary,
+            tokens=facts.tokens,
+        )
+
+    def store(self, folder: Path) -> PreparedSpec:
+        """Write the objects of the set, below the folder."""
+        storage = LocalStorage(folder)
+        for shard, content in self.contents.items():
+            write_small(storage, shard.object_name, content)
+        write_small(storage, MANIFEST, self.facts.encode())
+        return self.prepared(folder)
+
+    def put_into_cache(self, cache_dir: Path) -> PreparedSpec:
+        """As if the set had been fetched."""
+        cache_dir.mkdir(exist_ok=True)
+        for shard, content in self.contents.items():
+            shard_file(cache_dir, shard).write_bytes(content)
+        manifest_file(cache_dir, self.prepared()).write_bytes(self.facts.encode())
+        return self.prepared()
+
+
+def random_shards(seed: int, sizes: Sequence[int], vocabulary: int = 256) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocabulary, size).tolist() for size in sizes]
+
+
+def _encoded(tokens: Sequence[int], tokenizer: TokenizerFacts) -> bytes:
+    array: Tokens = np.array(tokens, dtype=np.uint16)
+    if tokenizer.token_bytes == 4:
+        array = np.array(tokens, dtype=np.uint32)
+    return encode_shard(ShardContent(array, np.array([len(tokens)], dtype=np.uint64)))

@@ -1,0 +1,220 @@
+"""Samples of token sets, read from a node's cache as soon as their files are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.data.token_sets import BYTES, MadeSet, random_shards
+
+from holdfast_workers.data import token_corpus
+from holdfast_workers.data.corpus import CorpusError
+from holdfast_workers.data.token_cache import manifest_file, report_trouble, shard_file
+from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus
+from holdfast_workers.node_cache import use_locks
+from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+
+LENGTH = 4
+FIRST = MadeSet("first", [[1, 2, 3, 4, 5, 6, 0], [7, 8, 0]])
+SECOND = MadeSet("second", random_shards(3, [30, 21]))
+
+
+def data_of(*prepared: PreparedSpec, weights: tuple[float, ...] = ()) -> DataSpec:
+    sources = tuple(SourceSpec(path="/nowhere", weight=weight) for weight in weights)
+    return DataSpec(prepared=prepared, sources=sources)
+
+
+def opened(cache: Path, *sets: MadeSet, patience_s: float = 0.0) -> TokenCorpus:
+    data = data_of(*(each.prepared() for each in sets))
+    return TokenCorpus.open(data, cache, LENGTH, 7, patience_s)
+
+
+def test_windows_share_one_token_and_the_last_one_is_padded(tmp_path: Path) -> None:
+    FIRST.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, FIRST)
+    inputs, targets = corpus.batch(np.array([0, 1, 2]))
+    assert corpus.samples == 3
+    assert corpus.vocabulary == 256
+    assert targets.tolist() == [
+        [2, 3, 4, 5],
+        [6, 0, IGNORED, IGNORED],
+        [8, 0, IGNORED, IGNORED],
+    ]
+    assert inputs.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 0, 0]]
+    assert corpus.targets_of(np.array([0, 2])) == 6
+
+
+def test_ids_of_large_vocabularies_are_read(tmp_path: Path) -> None:
+    large = MadeSet("large", [[70_000, 1, 99_999]], replace(BYTES, vocabulary=100_000))
+    large.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, large)
+    inputs, targets = corpus.batch(np.array([0]))
+    assert inputs[0, :2].tolist() == [70_000, 1]
+    assert targets[0, :2].tolist() == [1, 99_999]
+    assert corpus.vocabulary == 100_000
+
+
+def test_an_epoch_of_all_sources_has_all_their_tokens(tmp_path: Path) -> None:
+    for each in (FIRST, SECOND):
+        each.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, FIRST, SECOND)
+    _, targets = corpus.batch(corpus.samples_at(np.arange(corpus.samples)))
+    read = sorted(targets[targets != IGNORED].tolist())
+    shards = [[1, 2, 3, 4, 5, 6, 0], [7, 8, 0], *random_shards(3, [30, 21])]
+    assert read == sorted(token for shard in shards for token in shard[1:])
+
+
+def test_the_fingerprint_changes_with_all_that_the_order_depends_on(tmp_path: Path) -> None:
+    first, second = FIRST.put_into_cache(tmp_path), SECOND.put_into_cache(tmp_path)
+    moved = first.model_copy(update={"uri": "s3://elsewhere/set"})
+    both = data_of(first, second)
+
+    def fingerprint(data: DataSpec, length: int = LENGTH) -> str:
+        return TokenCorpus.open(data, tmp_path, length, 7, 0.0).fingerprint
+
+    assert fingerprint(both) == fingerprint(data_of(moved, second))
+    others = [
+        fingerprint(both),
+        fingerprint(data_of(second, first)),
+        fingerprint(data_of(first)),
+        fingerprint(data_of(first, second, weights=(1, 1))),
+        fingerprint(data_of(first, second, weights=(1, 2))),
+        fingerprint(both.model_copy(update={"shuffle_gb": 1e-6})),
+        fingerprint(both, LENGTH + 1),
+    ]
+    assert len(set(others)) == len(others)
+
+
+@pytest.mark.parametrize("late", ["manifest", "shard", "short shard", "damaged manifest"])
+def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, late: str) -> None:
+    prepared = FIRST.put_into_cache(tmp_path)
+    path = shard_file(tmp_path, FIRST.shards[1])
+    if late.endswith("manifest"):
+        path = manifest_file(tmp_path, prepared)
+    whole = path.read_bytes()
+    path.unlink()
+    if " " in late:
+        path.write_bytes(whole[:-8])
+    polls = 0
+
+    @contextmanager
+    def waiting() -> Iterator[Callable[[], None]]:
+        def poll() -> None:
+            nonlocal polls
+            polls += 1
+            (tmp_path / "new").write_bytes(whole)
+            (tmp_path / "new").replace(path)
+
+        yield poll
+
+    corpus = TokenCorpus.open(data_of(prepared), tmp_path, LENGTH, 7, 60.0, waiting)
+    _, targets = corpus.batch(np.array([2, 0]))
+    assert targets[0, :2].tolist() == [8, 0]
+    assert polls >= 1
+
+
+def test_a_file_that_does_not_come_is_named_with_the_reason(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    logs_on_stderr: None,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    prepared = FIRST.put_into_cache(tmp_path)
+    shard_file(tmp_path, FIRST.shards[0]).unlink()
+    corpus = opened(tmp_path, FIRST)
+    with pytest.raises(CorpusError, match=r"shard-\w+\.bin of the .*/store did not.*not fetched"):
+        corpus.batch(np.array([0]))
+    report_trouble(tmp_path, prepared, "the bucket is on fire")
+    monkeypatch.setattr(token_corpus, "FIRST_NOTE_S", 0.0)
+    corpus = opened(tmp_path, FIRST, patience_s=0.3)
+    with pytest.raises(CorpusError, match="within 0 s: the bucket is on fire"):
+        corpus.batch(np.array([0]))
+    assert "waits for data" in capfd.readouterr().err
+
+
+def test_a_manifest_of_other_tokens_is_not_read(tmp_path: Path) -> None:
+    SECOND.put_into_cache(tmp_path)
+    manifest_file(tmp_path, FIRST.prepared()).write_bytes(SECOND.facts.encode())
+    with pytest.raises(CorpusError, match="the source was prepared again"):
+        opened(tmp_path, FIRST)
+
+
+def test_sets_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    other = MadeSet("other", [[1, 2]], replace(BYTES, digest="c" * 32))
+    first, _ = FIRST.put_into_cache(tmp_path), other.put_into_cache(tmp_path)
+    with pytest.raises(CorpusError, match="'first' and 'other' were prepared with different"):
+        opened(tmp_path, FIRST, other)
+    with pytest.raises(CorpusError, match=r"2 sources, and data\.prepared 1 token sets"):
+        TokenCorpus.open(data_of(first, weights=(1, 2)), tmp_path, LENGTH, 7)
+    short = MadeSet("short", [[1]])
+    short.put_into_cache(tmp_path)
+    with pytest.raises(CorpusError, match="at least two tokens"):
+        opened(tmp_path, short)
+
+
+def test_sets_larger_than_the_cache_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SECOND.put_into_cache(tmp_path)
+    monkeypatch.setenv(LIMIT_VARIABLE, "1e-7")
+    sizes = r"have 1\.92e-07 GB, .* at most 1e-07 GB: set HOLDFAST_CACHE_LIMIT_GB"
+    with pytest.raises(CorpusError, match=sizes):
+        opened(tmp_path, SECOND)
+
+
+def test_a_mapped_shard_is_not_removed_and_an_unused_one_is(tmp_path: Path) -> None:
+    FIRST.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, FIRST)
+    corpus.batch(np.array([0]))
+    make_room(tmp_path, 0, 0)
+    paths = [shard_file(tmp_path, shard) for shard in FIRST.shards]
+    assert [path.exists() for path in paths] == [True, False]
+    del corpus
+    make_room(tmp_path, 0, 0)
+    assert not paths[0].exists()
+
+
+def test_few_shards_are_mapped_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_corpus, "_MOST_MAPPED", 2)
+    many = MadeSet("many", random_shards(5, [5] * 12))
+    many.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, many)
+    expected = corpus.batch(np.arange(12))[1]
+    before = len([*Path("/proc/self/fd").iterdir()])
+    again = corpus.batch(np.arange(12))[1]
+    assert again.tolist() == expected.tolist()
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert sum(use_locks.unlink_unless_used(shard_file(tmp_path, s)) for s in many.shards) == 10
+
+
+def test_a_removal_beside_a_reader_takes_nothing_from_it(tmp_path: Path) -> None:
+    """A file that is removed while it is opened is put back by the fetch, and waited for."""
+    corpus_of = [[n % 256, 1, 2, n % 7] for n in range(40)]
+    made = MadeSet("made", corpus_of)
+    prepared = made.put_into_cache(tmp_path)
+    done = threading.Event()
+
+    def remove_and_put_back() -> None:
+        while not done.is_set():
+            for shard, content in made.contents.items():
+                path = shard_file(tmp_path, shard)
+                if use_locks.unlink_unless_used(path):
+                    (tmp_path / "new").write_bytes(content)
+                    (tmp_path / "new").replace(path)
+
+    thread = threading.Thread(target=remove_and_put_back)
+    thread.start()
+    try:
+        for _ in range(20):
+            corpus = TokenCorpus.open(data_of(prepared), tmp_path, LENGTH, 7, 60.0)
+            inputs, _ = corpus.batch(np.arange(40))
+            assert inputs[:, :3].tolist() == [tokens[:3] for tokens in corpus_of]
+    finally:
+        done.set()
+        thread.join()

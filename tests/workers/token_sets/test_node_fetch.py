@@ -1,0 +1,335 @@
+"""Token sets come into a node's cache verified, through faults of the store and of processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.data.token_sets import MadeSet, random_shards
+from tests.support.waiting import DEADLINE_S, eventually
+
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.storage import (
+    ObjectReader,
+    StorageDenied,
+    TransientStorageError,
+)
+from holdfast_workers.data.corpus import CorpusError
+from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
+from holdfast_workers.data.token_corpus import TokenCorpus
+from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
+from holdfast_workers.spec import DataSpec, PreparedSpec
+from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
+
+AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02)
+FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
+SECOND = MadeSet("second", [*random_shards(2, [200]), *random_shards(1, [300])])
+"""Its last shard is the first one of FIRST."""
+USER = """
+import sys, threading
+from pathlib import Path
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.spec import PreparedSpec
+from holdfast_workers.token_sets.node_fetch import Pauses, fetch
+
+class Slow(LocalStorage):
+    def open(self, name):
+        if sys.argv[3] == "hang" and name == sys.argv[4]:
+            print("opens", flush=True)
+            sys.stdin.read()
+        return super().open(name)
+
+prepared = PreparedSpec.model_validate_json(sys.argv[1])
+stop, pauses = threading.Event(), Pauses((0.0,), 0.05)
+fetch([prepared], lambda uri: Slow(Path(uri)), Path(sys.argv[2]), stop, lambda _: None, pauses)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+class Store(LocalStorage):
+    """Records the objects that are opened; `at_open` may raise or wait."""
+
+    def __init__(self, root: Path, at_open: Callable[[str], None] = lambda name: None) -> None:
+        super().__init__(root)
+        self.opened: list[str] = []
+        self._at_open = at_open
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[ObjectReader]:
+        self.opened.append(name)
+        self._at_open(name)
+        with super().open(name) as source:
+            yield source
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def fetched(
+    cache: Path,
+    *prepared: PreparedSpec,
+    open_set: Callable[[str], LocalStorage] = lambda uri: LocalStorage(Path(uri)),
+    stop: threading.Event | None = None,
+) -> list[FetchProgress]:
+    progress: list[FetchProgress] = []
+    fetch(prepared, open_set, cache, stop or threading.Event(), progress.append, AT_ONCE)
+    return progress
+
+
+@contextmanager
+def fetching(cache: Path, *prepared: PreparedSpec) -> Iterator[Future[list[FetchProgress]]]:
+    """A fetch in a thread, which is stopped at the end of the block if it is not done."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(fetched, cache, *prepared, stop=stop)
+        finally:
+            stop.set()
+
+
+def user(prepared: PreparedSpec, cache: Path, how: str = "", at: str = "") -> subprocess.Popen[str]:
+    """A process that fetches a set, and lives until its input ends."""
+    return subprocess.Popen(
+        [sys.executable, "-c", USER, prepared.model_dump_json(), str(cache), how, at],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def names(cache: Path) -> set[str]:
+    return {path.name for path in cache.iterdir()} - {"build.lock"}
+
+
+def whole(cache: Path, *sets: MadeSet) -> bool:
+    """Whether the cache has the shards of the sets, with their content, and no others."""
+    expected = {
+        shard_file(cache, s): content for made in sets for s, content in made.contents.items()
+    }
+    there = {path: path.read_bytes() for path in cache.glob("shard-*")}
+    return there == expected
+
+
+def test_ranks_read_what_was_fetched(store: Path, cache: Path) -> None:
+    prepared = [FIRST.store(store / "1"), SECOND.store(store / "2")]
+    progress = fetched(cache, *prepared)
+    assert whole(cache, FIRST, SECOND)
+    last = progress[-1]
+    assert (last.shards, last.shards_there, last.trouble) == (4, 4, "")
+    assert (
+        last.nbytes
+        == last.bytes_there
+        == sum(map(len, {**FIRST.contents, **SECOND.contents}.values()))
+    )
+    assert names(cache) == {
+        *(manifest_file(cache, each).name for each in prepared),
+        *(shard_file(cache, shard).name for made in (FIRST, SECOND) for shard in made.shards),
+    }
+    corpus = TokenCorpus.open(DataSpec(prepared=tuple(prepared)), cache, 16, 7, 0.0)
+    inputs, _ = corpus.batch(corpus.samples_at(np.arange(corpus.samples)))
+    assert inputs.shape == (corpus.samples, 16)
+
+
+def test_what_is_there_is_not_fetched_again(store: Path, cache: Path) -> None:
+    prepared = FIRST.store(store)
+    fetched(cache, prepared)
+    shard_file(cache, FIRST.shards[1]).write_bytes(b"short")
+    manifest_file(cache, prepared).write_bytes(b"damaged")
+    again = Store(store)
+    progress = fetched(cache, prepared, open_set=lambda uri: again)
+    assert again.opened == [FIRST.shards[1].object_name]
+    assert progress[-1].shards_there == 3
+    assert whole(cache, FIRST)
+
+
+def test_a_damaged_shard_is_named_and_comes_once_it_is_restored(store: Path, cache: Path) -> None:
+    prepared = FIRST.store(store)
+    damaged = FIRST.shards[1]
+    path = store / damaged.object_name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\xff")
+    with fetching(cache, prepared) as result:
+        eventually(lambda: reported_trouble(cache, prepared) != "")
+        eventually(lambda: shard_file(cache, FIRST.shards[2]).exists())
+        why = reported_trouble(cache, prepared)
+        assert f"{path} is damaged: its digest is " in why
+        assert f"not {damaged.digest}" in why
+        assert not shard_file(cache, damaged).exists()
+        path.write_bytes(content + b"more")
+        eventually(lambda: f"{len(content) + 1} bytes of" in reported_trouble(cache, prepared))
+        path.write_bytes(content)
+        progress = result.result(DEADLINE_S)
+    assert whole(cache, FIRST)
+    assert reported_trouble(cache, prepared) == progress[-1].trouble == ""
+    assert any("is damaged" in each.trouble for each in progress)
+    assert not [*cache.glob("*.part")]
+
+
+@pytest.mark.parametrize("what", ["shard", "manifest", "other manifest"])
+def test_an_object_that_appears_later_is_fetched_then(store: Path, cache: Path, what: str) -> None:
+    prepared = FIRST.store(store)
+    path = store / (FIRST.shards[0].object_name if what == "shard" else "manifest.json")
+    content = path.read_bytes()
+    path.unlink()
+    if what == "other manifest":
+        path.write_bytes(SECOND.facts.encode())
+    with fetching(cache, prepared) as result:
+        eventually(lambda: reported_trouble(cache, prepared) != "")
+        expected = "prepared again" if what == "other manifest" else "it does not exist"
+        assert expected in reported_trouble(cache, prepared)
+        (store / "new").write_bytes(content)
+        (store / "new").replace(path)
+        result.result(DEADLINE_S)
+    assert whole(cache, FIRST)
+
+
+@pytest.mark.parametrize("error", [StorageDenied, TransientStorageError])
+def test_a_store_that_refuses_is_asked_again(
+    store: Path, cache: Path, error: Callable[[str, str], Exception]
+) -> None:
+    prepared = FIRST.store(store)
+    refusals = 6
+    reasons: list[str] = []
+
+    def open_set(uri: str) -> LocalStorage:
+        nonlocal refusals
+        reasons.append(reported_trouble(cache, prepared))
+        if refusals and manifest_file(cache, prepared).exists():
+            refusals -= 1
+            raise error(uri, "no entry")
+        return LocalStorage(Path(uri))
+
+    fetched(cache, prepared, open_set=open_set)
+    assert refusals == 0
+    assert f"{store}: no entry" in reasons
+    assert len(reasons) == 1 + 6 + 3, "a store that refuses one shard is not asked for the others"
+    assert whole(cache, FIRST)
+
+
+def test_a_killed_fetch_goes_on_in_the_next_process(store: Path, cache: Path) -> None:
+    prepared = FIRST.store(store)
+    with user(prepared, cache, "hang", FIRST.shards[1].object_name) as process:
+        assert said(process) == "opens"
+        process.send_signal(signal.SIGKILL)
+    assert [path.name for path in cache.glob("*.part")] == [f"shard-{FIRST.shards[1].digest}.part"]
+    assert shard_file(cache, FIRST.shards[0]).exists()
+    rest = Store(store)
+    fetched(cache, prepared, open_set=lambda uri: rest)
+    assert rest.opened == [shard.object_name for shard in FIRST.shards[1:]]
+    assert whole(cache, FIRST)
+    assert not [*cache.glob("*.part")]
+
+
+def test_two_jobs_of_a_node_fetch_each_shard_once(store: Path, cache: Path) -> None:
+    prepared = FIRST.store(store)
+    together = threading.Barrier(2)
+    stores = [Store(store, lambda name: None) for _ in range(2)]
+
+    def one(own: Store) -> None:
+        together.wait(DEADLINE_S)
+        fetched(cache, prepared, open_set=lambda uri: own)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, stores))
+    opened = stores[0].opened + stores[1].opened
+    assert sorted(opened) == sorted(shard.object_name for shard in FIRST.shards)
+    assert whole(cache, FIRST)
+    assert not [*cache.glob("*.part")]
+
+
+def test_a_shard_that_another_process_fetches_is_waited_for(store: Path, cache: Path) -> None:
+    prepared = FIRST.store(store)
+    with user(prepared, cache, "hang", FIRST.shards[1].object_name) as process:
+        assert said(process) == "opens"
+        with fetching(cache, prepared) as result:
+            eventually(lambda: "another process of this node" in reported_trouble(cache, prepared))
+            assert not result.done()
+            process.kill()
+            result.result(DEADLINE_S)
+    assert whole(cache, FIRST)
+
+
+def test_a_stopped_fetch_leaves_nothing_unfinished(store: Path, cache: Path) -> None:
+    prepared = FIRST.store(store)
+    stop = threading.Event()
+    storage = Store(store, lambda name: stop.set())
+    fetched(cache, prepared, open_set=lambda uri: storage, stop=stop)
+    assert len(storage.opened) == 1
+    assert names(cache) == {manifest_file(cache, prepared).name}
+
+
+def test_shards_stay_while_a_process_that_fetched_them_lives(store: Path, cache: Path) -> None:
+    prepared = FIRST.store(store)
+    with user(prepared, cache) as first, user(prepared, cache) as second:
+        assert (said(first), said(second)) == ("done", "done")
+        make_room(cache, 0, 0)
+        assert whole(cache, FIRST)
+        first.communicate()
+        make_room(cache, 0, 0)
+        assert whole(cache, FIRST)
+        second.communicate()
+    make_room(cache, 0, 0)
+    assert names(cache) == set()
+
+
+def test_shards_that_nobody_uses_make_room_for_new_ones(
+    store: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = MadeSet("old", random_shards(9, [400, 400, 400]))
+    old.store(store / "old")
+    prepared = FIRST.store(store / "first")
+    old.put_into_cache(cache)
+    limit = sum(map(len, FIRST.contents.values())) + len(FIRST.facts.encode()) + 1000
+    monkeypatch.setenv(LIMIT_VARIABLE, str(limit / 1e9))
+    fetched(cache, prepared)
+    total = sum(path.stat().st_size for path in cache.glob("*-*"))
+    assert total <= limit
+    assert all(shard_file(cache, shard).exists() for shard in FIRST.shards)
+
+
+def test_sets_that_the_cache_may_not_keep_are_refused(
+    store: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = FIRST.store(store)
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")
+    with pytest.raises(CorpusError, match=r"have 2.52e-06 GB, .* 1e-06 GB: set HOLDFAST_CACHE_"):
+        fetched(cache, prepared)
+    assert "HOLDFAST_CACHE_LIMIT_GB" in reported_trouble(cache, prepared)
+    assert not [*cache.glob("shard-*")]
+
+
+def test_a_full_disk_is_a_reason_and_not_the_end(store: Path, small_file_system: Path) -> None:
+    cache = small_file_system / "cache"
+    large = MadeSet("large", random_shards(4, [3_000_000]))
+    prepared = large.store(store)
+    filler = small_file_system / "filler"
+    filler.write_bytes(bytes(4 << 20))
+    with user(prepared, cache) as process:
+        eventually(lambda: "No space left" in reported_trouble(cache, prepared))
+        assert f"{cache}: " in reported_trouble(cache, prepared)
+        filler.unlink()
+        eventually(lambda: shard_file(cache, large.shards[0]).exists())
+        process.communicate()
+    assert whole(cache, large)
+    assert reported_trouble(cache, prepared) == ""

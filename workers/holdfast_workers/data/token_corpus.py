@@ -1,0 +1,249 @@
+"""The token sets of a job as one corpus, read from the files in a node's cache.
+
+Another process fetches the files; a missing one is waited for, visibly and for a bounded time. A
+shard is mapped when a sample of it is read, and is locked while it is mapped, so that nothing
+removes it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import structlog
+import xxhash
+from numpy.typing import NDArray
+
+from holdfast_workers.data.corpus import CorpusError
+from holdfast_workers.data.sample_order import Indices
+from holdfast_workers.data.token_cache import (
+    decoded,
+    manifest_file,
+    refuse_larger_than_cache,
+    reported_trouble,
+    shard_file,
+)
+from holdfast_workers.data.token_order import SourceShards, TokenOrder
+from holdfast_workers.data.token_set import BadTokenSet, ShardContent, TokenSet, read_shard
+from holdfast_workers.node_cache import use_locks
+from holdfast_workers.node_cache.cached_file import cache_limit_bytes
+from holdfast_workers.spec import DataSpec, PreparedSpec
+
+IGNORED = -100
+"""A target that no loss counts, as in torch's cross-entropy."""
+PATIENCE_S = 600.0
+"""The longest wait for a file of a token set."""
+FIRST_NOTE_S = 5.0
+NOTES_EVERY_S = 30.0
+_POLL_S = 0.1
+_MOST_MAPPED = 256
+"""Mapped shards: each needs a file descriptor."""
+
+_log = structlog.get_logger()
+Found = TypeVar("Found")
+Waiting = Callable[[], AbstractContextManager[Callable[[], None]]]
+"""Entered when a wait for a file begins; what it returns is called again and again, and may
+raise."""
+
+
+def _unnoticed() -> AbstractContextManager[Callable[[], None]]:
+    return nullcontext(lambda: None)
+
+
+class TokenCorpus:
+    """Samples of `sequence_length` targets from the token sets of all sources."""
+
+    def __init__(
+        self,
+        data: DataSpec,
+        sets: Sequence[TokenSet],
+        files: _AwaitedFiles,
+        sequence_length: int,
+        seed: int,
+    ) -> None:
+        weights = _weights(data, len(sets))
+        shuffle_bytes = int(data.shuffle_gb * 1e9)
+        self.order = TokenOrder(
+            [
+                SourceShards(
+                    [shard.tokens for shard in each.shards], [shard.nbytes for shard in each.shards]
+                )
+                for each in sets
+            ],
+            weights,
+            sequence_length,
+            seed,
+            shuffle_bytes,
+        )
+        self.vocabulary = sets[0].tokenizer.vocabulary
+        digests = [each.digest for each in sets]
+        what = f"{digests}/{weights}/{sequence_length}/{shuffle_bytes}"
+        self.fingerprint = str(xxhash.xxh3_128(what.encode()).hexdigest())
+        """Of all that the samples and their order depend on, but for the seed."""
+        self._shards = [
+            (shard, prepared)
+            for each, prepared in zip(sets, data.prepared, strict=True)
+            for shard in each.shards
+        ]
+        self._files = files
+        self._length = sequence_length
+        self._mapped: OrderedDict[int, ShardContent] = OrderedDict()
+
+    @classmethod
+    def open(
+        cls,
+        data: DataSpec,
+        cache_dir: Path,
+        sequence_length: int,
+        seed: int,
+        patience_s: float = PATIENCE_S,
+        waiting: Waiting = _unnoticed,
+    ) -> TokenCorpus:
+        """The corpus of `data.prepared`; `waiting`: for each wait, here and later. Raises
+        CorpusError if a manifest does not come in time, or if the sets do not fit together or into
+        the cache.
+        """
+        files = _AwaitedFiles(cache_dir, patience_s, waiting)
+        sets = [files.manifest(prepared) for prepared in data.prepared]
+        tokenizers = {each.tokenizer.digest: each for each in sets}
+        if len(tokenizers) > 1:
+            sources = " and ".join(repr(each.source) for each in list(tokenizers.values())[:2])
+            raise CorpusError(
+                f"{sources} were prepared with different tokenizers: prepare all sources again "
+                "with one"
+            )
+        refuse_larger_than_cache(sets, cache_limit_bytes(os.environ))
+        try:
+            return cls(data, sets, files, sequence_length, seed)
+        except ValueError as error:
+            raise CorpusError(f"the token sets cannot be read in an order: {error}") from error
+
+    @property
+    def samples(self) -> int:
+        """Of one epoch of all sources."""
+        return self.order.samples
+
+    def samples_at(self, positions: Indices) -> Indices:
+        return self.order.samples_at(positions)
+
+    def targets_of(self, samples: Indices) -> int:
+        """The number of targets of these samples."""
+        return int(self.order.targets_of(samples).sum())
+
+    def batch(self, samples: Indices) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and targets (len(samples), sequence_length). Past the end of a shard targets are
+        IGNORED. Raises CorpusError if a shard does not come in time."""
+        inputs = np.zeros((len(samples), self._length), dtype=np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        shards, starts = self.order.windows_of(samples)
+        counts = self.order.targets_of(samples)
+        for row, (shard, start, count) in enumerate(
+            zip(shards.tolist(), starts.tolist(), counts.tolist(), strict=True)
+        ):
+            tokens = self._content(shard).tokens[start : start + count + 1]
+            inputs[row, :count] = tokens[:-1]
+            targets[row, :count] = tokens[1:]
+        return inputs, targets
+
+    def _content(self, shard: int) -> ShardContent:
+        content = self._mapped.get(shard)
+        if content is None:
+            facts, prepared = self._shards[shard]
+            path = shard_file(self._files.cache_dir, facts)
+            content = self._files.shard(path, facts.nbytes, prepared)
+            if len(content.tokens) != facts.tokens:
+                raise CorpusError(
+                    f"{path} has {len(content.tokens)} tokens, and the manifest of "
+                    f"{prepared.uri} says {facts.tokens}: prepare the data again"
+                )
+            self._mapped[shard] = content
+            if len(self._mapped) > _MOST_MAPPED:
+                self._mapped.popitem(last=False)
+        self._mapped.move_to_end(shard)
+        return content
+
+
+class _AwaitedFiles:
+    """Files of a node's cache, each of which is waited for."""
+
+    def __init__(self, cache_dir: Path, patience_s: float, waiting: Waiting) -> None:
+        self.cache_dir = cache_dir
+        self._patience_s = patience_s
+        self._waiting = waiting
+
+    def manifest(self, prepared: PreparedSpec) -> TokenSet:
+        """Raises CorpusError."""
+        path = manifest_file(self.cache_dir, prepared)
+        return self._awaited(
+            path, prepared, lambda: decoded(path.read_bytes(), str(path), prepared)
+        )
+
+    def shard(self, path: Path, nbytes: int, prepared: PreparedSpec) -> ShardContent:
+        """A mapped shard, locked against removal until its arrays are gone. Raises CorpusError."""
+        return self._awaited(path, prepared, lambda: _mapped(path, nbytes))
+
+    def _awaited(self, path: Path, prepared: PreparedSpec, read: Callable[[], Found]) -> Found:
+        if not isinstance(found := _attempt(read), str):
+            return found
+        began = time.monotonic()
+        note_at = began + FIRST_NOTE_S
+        with self._waiting() as check:
+            while True:
+                if not isinstance(found := _attempt(read), str):
+                    return found
+                now = time.monotonic()
+                why = reported_trouble(self.cache_dir, prepared) or found
+                if now - began >= self._patience_s:
+                    raise CorpusError(
+                        f"{path.name} of the token set {prepared.uri} did not come into the cache "
+                        f"{self.cache_dir} of this node within {self._patience_s:.0f} s: {why}"
+                    )
+                if now >= note_at:
+                    note_at = now + NOTES_EVERY_S
+                    waited = round(now - began)
+                    _log.warning("waits for data", file=path.name, waited_s=waited, why=why)
+                check()
+                time.sleep(_POLL_S)
+
+
+def _attempt(read: Callable[[], Found]) -> Found | str:
+    """What was read, or the reason why it is missing."""
+    try:
+        return read()
+    except FileNotFoundError:
+        return "it is not fetched yet"
+    except BadTokenSet as error:
+        return str(error)
+
+
+def _mapped(path: Path, nbytes: int) -> ShardContent:
+    """Raises FileNotFoundError and BadTokenSet."""
+    descriptor = use_locks.opened(path)
+    try:
+        if (size := os.fstat(descriptor).st_size) != nbytes:
+            raise BadTokenSet(f"{path} has {size} bytes, not {nbytes}: it will be fetched again")
+        use_locks.note_use(path)
+        # The mapping has the descriptor's lock, by a duplicate, as long as it exists.
+        return read_shard(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def _weights(data: DataSpec, sets: int) -> list[float] | None:
+    """Raises CorpusError."""
+    if data.sources and len(data.sources) != sets:
+        raise CorpusError(
+            f"data.sources has {len(data.sources)} sources, and data.prepared {sets} token sets: "
+            "prepare the data again"
+        )
+    weights = [each.weight for each in data.sources if each.weight is not None]
+    if weights and len(weights) != sets:
+        raise CorpusError("data.sources: give every source a weight, or none")
+    return weights or None
