@@ -64,13 +64,13 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 async def test_a_file_system_that_hangs_delays_no_other_path(hanging: str, tmp_path: Path) -> None:
     paths = DataPaths(Settings(), FakeCluster(), deadline_s=0.3)
     specs = [JobSpec.model_validate({"name": "x", "data": {"source": hanging}})] * 12
-    faults = await asyncio.gather(*map(paths.find_fault, specs))
-    refused = [fault for fault in faults if fault is not None]
+    faults = await asyncio.gather(*map(paths.find_faults, specs))
+    refused = [fault for found in faults for fault in found]
     assert len(refused) == data_paths.MAX_SEARCHES
     assert all("did not answer in 0.3 s" in fault.message for fault in refused)
     # All threads hang: other paths are not searched, and not refused.
     other = JobSpec.model_validate({"name": "x", "data": {"source": str(tmp_path)}})
-    assert await paths.find_fault(other) is None
+    assert await paths.find_faults(other) == []
     loop = asyncio.get_running_loop()
     assert await loop.run_in_executor(None, lambda: 7) == 7
 
@@ -82,10 +82,10 @@ async def test_with_a_cluster_of_its_own_a_node_is_asked_and_not_the_server(tmp_
     paths = DataPaths(Settings(ray_address="10.0.0.1:6379", store_uri="s3://bucket"), cluster)
 
     async def fault(source: str) -> str | None:
-        found = await paths.find_fault(
+        found = await paths.find_faults(
             JobSpec.model_validate({"name": "x", "data": {"source": source}})
         )
-        return None if found is None else found.message
+        return found[0].message if found else None
 
     assert await fault("/nodes/a.txt") is None
     assert "does not exist on the node 10.0.0.1" in str(await fault(f"{tmp_path}/a.txt"))
