@@ -15,7 +15,7 @@ from holdfast_service.job_model.job_reference import JobReference, parse_job_ref
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.model_memory import shapes_of
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart
-from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.spec import DataSpec, TrainingSpec
 
 _MAX_LISTED = 3
 
@@ -82,8 +82,15 @@ def mismatches(spec: JobSpec, saved: SavedCheckpoint, part: InitPart) -> list[st
 def _shape_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     if spec.recipe != "pretrain" or spec.has_own_model:
         return []  # the parameters are known only to the user's recipe
-    wanted = shapes_of(spec)
-    found = [
+    ours, theirs = spec.data.vocabulary, _vocabulary(spec, saved)
+    found = []
+    if ours is not None and theirs not in (None, ours):
+        found = [
+            f"the vocabulary has {theirs} tokens in the checkpoint, {ours} in this spec: use the "
+            "tokenizer of the checkpoint"
+        ]
+    wanted = shapes_of(spec, theirs)
+    found += [
         f"{name} has shape {tuple(saved.shapes[name])} in the checkpoint, {shape} in the model"
         for name, shape in wanted.items()
         if name in saved.shapes and tuple(saved.shapes[name]) != shape
@@ -100,6 +107,13 @@ def _shape_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     ]
 
 
+def _vocabulary(spec: JobSpec, saved: SavedCheckpoint) -> int | None:
+    """Number of tokens that a language model has in the checkpoint; None: it has no embedding."""
+    shapes = saved.shapes
+    is_text = spec.model.family == "llama" and "embedding.positions" not in shapes
+    return shapes["embedding.weight"][0] if is_text and shapes.get("embedding.weight") else None
+
+
 def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     """The data position can continue only if the same samples come in the same order."""
     found = []
@@ -113,7 +127,7 @@ def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     pairs = {
         "recipe": (before.recipe, spec.recipe),
         "function": (before.function_name, spec.function_name),
-        "data.source": (before.data.source, spec.data.source),
+        **_data_pairs(before.data, spec.data),
         "model.sequence_length": (before.model.sequence_length, spec.model.sequence_length),
         "train.global_batch": (before.train.global_batch, spec.train.global_batch),
         "train.seed": (before.train.seed, spec.train.seed),
@@ -126,6 +140,30 @@ def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
         if theirs != ours
     ]
     return found
+
+
+def _data_pairs(before: DataSpec, data: DataSpec) -> dict[str, tuple[object, object]]:
+    """What the tokens and the order of the samples depend on, in the checkpoint and in the spec.
+    Where the files of sources are says nothing about token sets whose digests are known."""
+    pairs: dict[str, tuple[object, object]] = {
+        "data.source": (before.source, data.source),
+        "data.shuffle_gb": (before.shuffle_gb, data.shuffle_gb),
+        "the number of data.sources": (len(before.sources), len(data.sources)),
+    }
+    sources = [*zip(before.sources, data.sources, strict=False)]
+    if before.prepared and data.prepared:
+        sets = enumerate(zip(before.prepared, data.prepared, strict=False))
+        digests = {at: (theirs.digest, ours.digest) for at, (theirs, ours) in sets}
+        pairs |= {f"the digest of the tokens of data.sources.{at}": digests[at] for at in digests}
+        names: tuple[str, ...] = ("weight",)
+    else:
+        pairs["data.tokenizer"] = (before.tokenizer, data.tokenizer)
+        pairs["data.document_end"] = (before.document_end, data.document_end)
+        names = ("path", "text", "weight")
+    for at, (theirs, ours) in enumerate(sources):
+        for name in names:
+            pairs[f"data.sources.{at}.{name}"] = (getattr(theirs, name), getattr(ours, name))
+    return pairs
 
 
 def _listed(names: list[str]) -> str:

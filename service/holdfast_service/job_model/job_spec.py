@@ -7,14 +7,10 @@ caller that has looked for the spec's data between :func:`read` and :func:`check
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from ipaddress import ip_address
 from math import ceil
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -43,13 +39,12 @@ from holdfast_service.placement.mesh_choice import MeshLimits, MeshOrder
 from holdfast_service.placement.world_shape import WorldShape
 from holdfast_service.wording import plural
 from holdfast_workers import spec as training_spec
-from holdfast_workers.checkpoint.storage import uri_fault
+from holdfast_workers.checkpoint.location_faults import data_location_faults, remote_tier_faults
 from holdfast_workers.ipc import environment
 from holdfast_workers.protocol.messages import InitPart
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
     NonNegative,
-    RemoteTierSpec,
     Section,
     SpecFault,
     TimeoutsSpec,
@@ -58,9 +53,6 @@ from holdfast_workers.spec import (
 
 MAX_SPEC_BYTES = 2**16
 """Size of a resolved spec as JSON. As YAML, however it is written, it fits into a request too."""
-# What the S3 client accepts; it raises ValueError for any other.
-_REGION = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
-_HOST = re.compile(r"((?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9-]{1,63}(?<!-)\.?")
 
 
 class RecoverySpec(Section):
@@ -295,6 +287,7 @@ def check(
             *_recipe_faults(spec),
             *program_faults(spec, spec.code),
             *found,
+            *([] if spec.has_own_model else data_location_faults(spec.data)),
             *remote_tier_faults(spec.checkpoint.remote),
             *_env_faults(spec),
             *_resource_faults(spec),
@@ -309,6 +302,17 @@ def check(
     if spec is None or faults:
         raise InvalidSpec.of(faults)
     return spec
+
+
+def prepared_faults(spec: JobSpec) -> list[SpecFault]:
+    """The faults of an accepted spec whose `data.prepared` has become known since: of its mesh, of
+    the memory of its ranks, of its size. Those of `init_from`: `InitSources.check_again`."""
+    return [
+        *training_spec.find_faults(spec),
+        *_range_faults(spec),
+        *memory_faults(spec.mesh_limits, spec.parallel),
+        *_size_faults(spec),
+    ]
 
 
 _STAND_INS = {"name": "unnamed"}
@@ -344,40 +348,6 @@ def _recipe_faults(spec: JobSpec) -> list[SpecFault]:
     ]
 
 
-def remote_tier_faults(remote: RemoteTierSpec) -> list[SpecFault]:
-    """What is wrong with the location of a remote tier, by its form."""
-    found: list[SpecFault] = []
-    problem = uri_fault(remote.uri) if remote.uri is not None else None
-    if problem is not None:
-        message = f"{remote.uri!r} cannot be used as storage: {problem}"
-        found.append(SpecFault(path="checkpoint.remote.uri", message=message))
-    if not (remote.uri or "").startswith("s3://"):
-        found += [
-            SpecFault(
-                path=f"checkpoint.remote.{name}",
-                message=f"{name} needs a bucket: set uri to s3://bucket/prefix, or remove {name}",
-                beside=("checkpoint.remote.uri",),
-            )
-            for name in ("endpoint", "region", "secret")
-            if getattr(remote, name) is not None
-        ]
-    elif remote.region is not None and not _REGION.fullmatch(remote.region):
-        message = f"{remote.region!r} is not a region: write its name, such as us-east-1"
-        found.append(SpecFault(path="checkpoint.remote.region", message=message))
-    problem = _endpoint_fault(remote.endpoint) if remote.endpoint is not None else None
-    if problem is not None:
-        found.append(SpecFault(path="checkpoint.remote.endpoint", message=problem))
-    if (
-        remote.endpoint is not None
-        and remote.secret is None
-        and (remote.uri or "").startswith("s3://")
-    ):
-        message = "an endpoint needs a secret: the server's own credentials are for AWS only"
-        beside = ("checkpoint.remote.endpoint",)
-        found.append(SpecFault(path="checkpoint.remote.secret", message=message, beside=beside))
-    return found
-
-
 def _env_faults(spec: JobSpec) -> list[SpecFault]:
     found = [
         SpecFault(path=f"env.{name}", message=f"{name} is set by Holdfast itself: remove it")
@@ -389,29 +359,6 @@ def _env_faults(spec: JobSpec) -> list[SpecFault]:
         message = f"it has {length:,} bytes, {_ENV_BYTES:,} are allowed: put the rest into a file"
         found.append(SpecFault(path="env", message=message))
     return found
-
-
-def _endpoint_fault(endpoint: str) -> str | None:
-    try:
-        parts = urlsplit(endpoint)
-        usable = parts.scheme in ("http", "https") and parts.port != 0 and _is_host(parts.hostname)
-    except ValueError:  # half an address in brackets, a port that is not a number
-        usable = False
-    if not usable or not endpoint.isprintable() or " " in endpoint:
-        return f"{endpoint!r} is not a URL: write https://host or http://host:port"
-    if parts.username is not None:
-        return "an endpoint must not contain credentials: set secret instead"
-    if parts.query or parts.fragment:
-        return f"{endpoint!r} has a query or fragment: write https://host or http://host:port"
-    return None
-
-
-def _is_host(host: str | None) -> bool:
-    if host is None or len(host) > 255:
-        return False
-    with contextlib.suppress(ValueError):
-        return bool(ip_address(host))
-    return _HOST.fullmatch(host) is not None
 
 
 def _size_faults(spec: JobSpec) -> list[SpecFault]:

@@ -118,13 +118,13 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     )
 
 
-def shapes_of(training: TrainingSpec) -> dict[str, tuple[int, ...]]:
-    """The whole shape of every parameter of a built-in model, by name; of a vocabulary that is not
-    known yet, with the smallest."""
+def shapes_of(training: TrainingSpec, vocabulary: int | None = None) -> dict[str, tuple[int, ...]]:
+    """The whole shape of every parameter of a built-in model, by name. `vocabulary`: its size, in
+    place of the spec's; of one that is not known yet, the smallest."""
     model = training.model
     if model.family == "vit":
         return vit_shapes(model)
-    return parameter_shapes(model, training.data.vocabulary or BYTE_VOCABULARY)
+    return parameter_shapes(model, vocabulary or training.data.vocabulary or BYTE_VOCABULARY)
 
 
 def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]:

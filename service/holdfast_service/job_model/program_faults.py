@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast_service.job_model.program_levels import Brings, brings
 from holdfast_workers.program_metrics.metric_lines import pattern_fault
-from holdfast_workers.spec import ProgramSpec, SpecFault, TrainingSpec
+from holdfast_workers.spec import OF_SOURCES, ProgramSpec, SpecFault, TrainingSpec
 
 BROUGHT = ("function", "script", "command", "ray_train")
 """The keys of which a spec has at most one; without any it has a recipe."""
@@ -51,6 +51,12 @@ UNUSED = (
         PROGRAMS,
         ("model", "data"),
         "a program has its own model and data: remove it, and name them in its arguments",
+    ),
+    UnusedFields(
+        frozenset({Brings.FUNCTION}),
+        ("data.sources", *(f"data.{name}" for name in OF_SOURCES)),
+        "a function reads its own data, and no tokens are prepared for it: remove it, and name the "
+        "data in `config`",
     ),
     UnusedFields(
         PROGRAMS,

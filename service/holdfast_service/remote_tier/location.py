@@ -1,5 +1,5 @@
 """The remote tier of a job: its location, its credentials, and the test that it can be used, which
-runs before a job is accepted.
+runs before a job is accepted; and the credentials for its sources of data.
 
 A named secret is a file `secrets/<name>.json` in the data directory, readable only by its owner. It
 names the only bucket that it is for, and the endpoint if that is not AWS. It is read when a job is
@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast_service.settings import SECRETS, Settings
+from holdfast_workers.checkpoint.location_faults import BucketAccess, before_pattern
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.s3_endpoint import is_same_endpoint
 from holdfast_workers.checkpoint.storage import (
@@ -30,10 +31,11 @@ from holdfast_workers.checkpoint.storage import (
     TransientStorageError,
     joined,
     local_folder,
+    uri_fault,
 )
 from holdfast_workers.private_files import PrivateFileRefused, read_private
 from holdfast_workers.protocol.processes import StorageOptions
-from holdfast_workers.spec import RemoteTierSpec, SpecFault
+from holdfast_workers.spec import DataSpec, RemoteTierSpec, SpecFault
 
 PROBE_S = 10.0
 """Deadline of the test of a job's remote storage at submission."""
@@ -98,35 +100,47 @@ def read_secret(folder: Path, name: str) -> NamedSecret:
     )
 
 
-def credentials_for(
-    uri: str | None, remote: RemoteTierSpec, secrets: Path
-) -> dict[str, str] | None:
-    """The credentials of a job with this `remote` for the storage at `uri`; None: those of the
-    machine, or none needed. Raises SecretUnusable."""
+def credentials_for(uri: str | None, access: BucketAccess, secrets: Path) -> dict[str, str] | None:
+    """The credentials for the storage at `uri`, which a section of a job's spec reaches so; None:
+    those of the machine, or none needed. Raises SecretUnusable."""
     if uri is None or not uri.startswith("s3://"):
         return None
-    if remote.secret is None:
-        if remote.endpoint is not None:
+    if access.secret is None:
+        if access.endpoint is not None:
             raise SecretUnusable(
-                f"the endpoint {remote.endpoint} needs a named secret: the server's own "
+                f"the endpoint {access.endpoint} needs a named secret: the server's own "
                 "credentials are for AWS only"
             )
         return None
-    secret, bucket = read_secret(secrets, remote.secret), urlsplit(uri).netloc
-    if bucket != secret.bucket or not is_same_endpoint(remote.endpoint, secret.endpoint):
+    secret, bucket = read_secret(secrets, access.secret), urlsplit(uri).netloc
+    if bucket != secret.bucket or not is_same_endpoint(access.endpoint, secret.endpoint):
         raise SecretUnusable(
-            f"the secret {remote.secret!r} is for the bucket {secret.bucket} at "
-            f"{secret.endpoint or 'AWS'}, not for {bucket} at {remote.endpoint or 'AWS'}: change "
-            "uri or endpoint, or ask the operator for a secret for that bucket"
+            f"the secret {access.secret!r} is for the bucket {secret.bucket} at "
+            f"{secret.endpoint or 'AWS'}, not for {bucket} at {access.endpoint or 'AWS'}: change "
+            "bucket or endpoint, or ask the operator for a secret for that bucket"
         )
     return secret.credentials
 
 
+def source_secret_faults(data: DataSpec, secrets: Path) -> list[SpecFault]:
+    """The faults of the named secrets of a job's sources. One whose own form is wrong, or which is
+    prepared already, is not looked at."""
+    found = []
+    for at, source in enumerate(() if data.prepared else data.sources):
+        if source.secret is None or uri_fault(before_pattern(source.path)) is not None:
+            continue
+        try:
+            credentials_for(before_pattern(source.path), source, secrets)
+        except SecretUnusable as error:
+            found.append(SpecFault(path=f"data.sources.{at}.secret", message=str(error)))
+    return found
+
+
 def storage_options(
-    remote: RemoteTierSpec, credentials: dict[str, str] | None, **others: Any
+    access: BucketAccess, credentials: dict[str, str] | None, **others: Any
 ) -> StorageOptions:
     return StorageOptions(
-        endpoint=remote.endpoint, region=remote.region, credentials=credentials, **others
+        endpoint=access.endpoint, region=access.region, credentials=credentials, **others
     )
 
 

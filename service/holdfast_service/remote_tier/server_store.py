@@ -11,9 +11,10 @@ from concurrent.futures import Executor
 import structlog
 from pydantic import ValidationError
 
-from holdfast_service.job_model.job_spec import JobSpec, remote_tier_faults
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.remote_tier.location import SecretUnusable, probe_storage
 from holdfast_service.settings import Settings
+from holdfast_workers.checkpoint.location_faults import remote_tier_faults
 from holdfast_workers.checkpoint.storage import StorageError, TransientStorageError
 from holdfast_workers.spec import RemoteTierSpec
 

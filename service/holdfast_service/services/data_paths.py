@@ -8,6 +8,7 @@ is not known whether it exists is not refused: the ranks check it, too.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import structlog
 
@@ -20,11 +21,13 @@ from holdfast_workers.spec import SpecFault
 
 BUNDLED_SOURCES = ("python-stdlib",)
 _OF_TEXT = f"the path or glob of text files that every node can read, or {BUNDLED_SOURCES[0]!r}"
+_OF_SOURCE = "a file, folder or glob that every node can read"
+_OF_TOKENIZER = "the tokenizer.json, or the folder of a model with one, that every node can read"
 _OF_IMAGES = "a folder that every node can read, with a subfolder of images for each class"
 SEARCH_S = 5.0
 """Deadline of the search for a job's data at submission."""
 MAX_SEARCHES = 4
-"""Searches at the same time."""
+"""Searches at the same time, here or on nodes."""
 
 _log = structlog.get_logger()
 
@@ -38,20 +41,18 @@ class DataPaths:
         self.on_nodes = settings.ray_address is not None
         """Whether nodes have file systems of their own, which this server does not see."""
         self._threads = DaemonThreads(MAX_SEARCHES, "data-path")
+        self._tasks = asyncio.Semaphore(MAX_SEARCHES)
 
-    async def find_fault(self, spec: JobSpec) -> SpecFault | None:
-        source = spec.data.source
-        if spec.has_own_model or source in BUNDLED_SOURCES:
-            return None
-        images = spec.model.family == "vit"
+    async def find_faults(self, spec: JobSpec) -> list[SpecFault]:
+        """Each at the path of its field."""
         look = self.look_on_a_node if self.on_nodes else self._look_here
-        why = await look(source, folder=images)
-        if why is None:
-            return None
-        return SpecFault(
-            path="data.source",
-            message=f"{source!r} {why}: give {_OF_IMAGES if images else _OF_TEXT}",
-        )
+        places = [] if spec.has_own_model else _places(spec)
+        reasons = await asyncio.gather(*(look(at.source, folder=at.images) for at in places))
+        return [
+            SpecFault(path=at.path, message=f"{at.source!r} {why}: give {at.wanted}")
+            for at, why in zip(places, reasons, strict=True)
+            if why is not None
+        ]
 
     async def _look_here(self, source: str, *, folder: bool) -> str | None:
         """The fault of the path on this machine; None if there is none, or it is not known."""
@@ -70,14 +71,45 @@ class DataPaths:
         """The fault of the path on one of the nodes that run jobs; None if there is none, or it is
         not known."""
         try:
-            answer = await self._cluster.look_for_path(source, folder, self._deadline_s)
-        except ClusterUnavailable as error:
+            async with asyncio.timeout(self._deadline_s), self._tasks:
+                answer = await self._cluster.look_for_path(source, folder, self._deadline_s)
+        except (ClusterUnavailable, TimeoutError) as error:
             _log.warning("a path was not looked for on a node", path=source, why=str(error))
             return None
         if answer.exists:
             return None
         where = f"on the node {answer.host}"
         return f"{answer.error} {where}" if answer.error else f"{_missing(folder=folder)} {where}"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A path that a spec names, and what has to be there."""
+
+    path: str
+    """Of the field."""
+    source: str
+    wanted: str
+    images: bool = False
+
+
+def _places(spec: JobSpec) -> list[_Place]:
+    """What a recipe reads: not the sources of token sets that are there, nor buckets and what is
+    no whole path."""
+    data = spec.data
+    if spec.model.family == "vit":
+        return [_Place("data.source", data.source, _OF_IMAGES, images=True)]
+    if not data.sources:
+        is_bundled = data.source in BUNDLED_SOURCES
+        return [] if is_bundled else [_Place("data.source", data.source, _OF_TEXT)]
+    if data.prepared:
+        return []
+    found = [_Place("data.tokenizer", data.tokenizer, _OF_TOKENIZER)]
+    found += [
+        _Place(f"data.sources.{at}.path", source.path, _OF_SOURCE)
+        for at, source in enumerate(data.sources)
+    ]
+    return [place for place in found if place.source.startswith("/")]
 
 
 def _missing(*, folder: bool) -> str:

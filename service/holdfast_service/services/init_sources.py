@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -28,7 +29,7 @@ from holdfast_service.job_model.init_from import (
     part_to_load,
 )
 from holdfast_service.job_model.job_reference import JobReference
-from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.job_spec import InitFromSpec, JobSpec
 from holdfast_service.remote_tier.location import SecretUnusable
 from holdfast_service.remote_tier.storage_calls import StorageCalls
 from holdfast_service.services.data_paths import DataPaths
@@ -99,6 +100,16 @@ class InitSources:
             if isinstance(error.__cause__, (StorageDenied, SecretUnusable)):
                 raise _invalid(str(error)) from error
             raise
+
+    async def check_again(self, spec: JobSpec, origin: Mapping[str, Any] | None) -> None:
+        """Check the checkpoint that :meth:`resolve` found for the job once more, now that
+        `data.prepared` is known.
+
+        Raises InvalidSpec at `init_from`, StorageUnavailable.
+        """
+        if origin is not None:
+            start = InitFromSpec.model_validate({"from": origin["uri"], "what": origin["what"]})
+            await self.resolve(spec.model_copy(update={"init_from": start}), None)
 
     async def release(self, job: JobRecord) -> None:
         """Take the job's mark off the checkpoint. Idempotent. Raises StorageUnavailable."""

@@ -147,13 +147,18 @@ class JobService(JobCommands):
         InvalidSpec."""
         capacity = await self._capacity()
         reading = await asyncio.to_thread(job_spec.read, document)
-        faults = []
+        faults: list[SpecFault | None] = []
         if reading.spec is not None:
             faults.append(ray_access.find_fault(reading.spec, self._settings))
             if self._settings.check_data_paths:
-                faults.append(await self._data_paths.find_fault(reading.spec))
+                faults += await self._data_paths.find_faults(reading.spec)
+            faults += await asyncio.to_thread(self._secret_faults, reading.spec)
         spec = job_spec.check(reading, capacity, filter(None, faults))
         return server_store.with_store(spec, self._settings)
+
+    def _secret_faults(self, spec: JobSpec) -> list[SpecFault]:
+        own = spec.has_own_model
+        return [] if own else location.source_secret_faults(spec.data, self._settings.secrets_dir)
 
     async def _check_code(self, spec: JobSpec) -> None:
         code = CodeService(self._store, self._settings)

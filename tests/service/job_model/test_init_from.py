@@ -13,6 +13,7 @@ from holdfast_service.job_model.init_from import (
 )
 from holdfast_service.job_model.job_reference import JobReference
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.model_memory import shapes_of
 from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.protocol.messages import InitPart
 from holdfast_workers.spec import ModelSpec
@@ -89,3 +90,105 @@ def test_loading_everything_needs_the_same_samples_and_remaining_steps() -> None
     assert faults[0] == "the checkpoint is at step 6, and train.steps is only 6"
     assert [fault.split(" is ")[0] for fault in faults[1:]] == ["train.seed", "train.schedule"]
     assert mismatches(here, _saved(there), InitPart.MODEL) == []
+
+
+SOURCES = [{"path": "/data/a.parquet"}, {"path": "s3://lab/b.jsonl", "text": "content"}]
+DATA: dict[str, Any] = {"tokenizer": "/models/a/tokenizer.json", "sources": SOURCES}
+
+
+def _token_set(digit: str, vocabulary: int = 300) -> dict[str, Any]:
+    facts = {"uri": f"/sets/{digit}", "digest": digit * 32}
+    return {**facts, "vocabulary": vocabulary, "tokens": 9}
+
+
+SETS = [_token_set("a"), _token_set("b")]
+
+
+def _saved_with(vocabulary: int, **data: Any) -> SavedCheckpoint:
+    spec = _spec(data=data)
+    shapes = parameter_shapes(spec.model, vocabulary)
+    return SavedCheckpoint(6, shapes, spec.training().model_dump(mode="json"))
+
+
+def test_a_vocabulary_that_is_not_known_yet_fits_any_checkpoint() -> None:
+    saved = _saved_with(300, **DATA, prepared=SETS)
+    for part in InitPart:
+        assert mismatches(_spec(data=DATA), saved, part) == []
+    deeper = mismatches(_spec(data=DATA, model=ModelSpec(dim=64)), saved, InitPart.MODEL)
+    assert (
+        deeper[0]
+        == "embedding.weight has shape (300, 128) in the checkpoint, (300, 64) in the model"
+    )
+
+
+@pytest.mark.parametrize("data", [{}, {**DATA, "prepared": [_token_set("c", 256)] * 2}], ids=str)
+def test_another_vocabulary_is_refused_by_both_sizes(data: dict[str, Any]) -> None:
+    saved = _saved_with(300, **DATA, prepared=SETS)
+    assert mismatches(_spec(data=data), saved, InitPart.MODEL) == [
+        "the vocabulary has 300 tokens in the checkpoint, 256 in this spec: use the tokenizer of "
+        "the checkpoint"
+    ]
+
+
+def test_a_model_of_images_is_not_said_to_have_a_vocabulary() -> None:
+    sizes = {"image_size": 16, "patch_size": 4, "classes": 4}
+    images = JobSpec.model_validate({"name": "a", "model": {"family": "vit", **sizes}})
+    saved = SavedCheckpoint(6, shapes_of(images), None)
+    assert not any("vocabulary" in why for why in mismatches(_spec(), saved, InitPart.MODEL))
+
+
+REMEDY = ": make it the same, or set `what: model`"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            {"tokenizer": "/models/b"},
+            "data.tokenizer is '/models/a/tokenizer.json' in the checkpoint, '/models/b' in this "
+            "spec",
+        ),
+        (
+            {"document_end": "</s>"},
+            "data.document_end is None in the checkpoint, '</s>' in this spec",
+        ),
+        ({"shuffle_gb": 2}, "data.shuffle_gb is 10.0 in the checkpoint, 2.0 in this spec"),
+        (
+            {"sources": SOURCES[:1]},
+            "the number of data.sources is 2 in the checkpoint, 1 in this spec",
+        ),
+        (
+            {"sources": [{"path": "/data/c"}, SOURCES[1]]},
+            "data.sources.0.path is '/data/a.parquet' in the checkpoint, '/data/c' in this spec",
+        ),
+        (
+            {"sources": [SOURCES[0], {**SOURCES[1], "text": "title"}]},
+            "data.sources.1.text is 'content' in the checkpoint, 'title' in this spec",
+        ),
+        (
+            {"sources": [{**SOURCES[0], "weight": 2}, SOURCES[1]]},
+            "data.sources.0.weight is None in the checkpoint, 2.0 in this spec",
+        ),
+        ({"sources": [SOURCES[0], {**SOURCES[1], "region": "eu-1"}]}, None),
+        ({"bad_records": 0.5}, None),
+    ],
+    ids=str,
+)
+def test_loading_everything_needs_the_same_tokens_in_the_same_order(
+    change: dict[str, Any], why: str | None
+) -> None:
+    saved, here = _saved_with(300, **DATA, prepared=SETS), _spec(data={**DATA, **change})
+    assert mismatches(here, saved, InitPart.EVERYTHING) == ([] if why is None else [why + REMEDY])
+    assert mismatches(here, saved, InitPart.MODEL) == []
+
+
+def test_of_prepared_sources_the_tokens_are_compared_and_not_their_places() -> None:
+    saved = _saved_with(300, **DATA, prepared=SETS)
+    moved = {"tokenizer": "/b", "sources": [{"path": "/c"}, {"path": "/d"}], "prepared": SETS}
+    assert mismatches(_spec(data=moved), saved, InitPart.EVERYTHING) == []
+    changed = _spec(data={**DATA, "prepared": [SETS[0], _token_set("d")]})
+    theirs, ours = "b" * 32, "d" * 32
+    assert mismatches(changed, saved, InitPart.EVERYTHING) == [
+        f"the digest of the tokens of data.sources.1 is {theirs!r} in the checkpoint, {ours!r} in "
+        f"this spec{REMEDY}"
+    ]

@@ -55,6 +55,17 @@ def test_a_replay_starts_from_the_checkpoint_that_was_resolved_for_the_job() -> 
     assert (replay.init_from.source, replay.init_from.what) == (origin["uri"], "everything")
 
 
+def test_a_replay_reads_the_token_sets_of_the_job() -> None:
+    sources = [{"path": "/data/a.parquet"}, {"path": "/data/b.jsonl"}]
+    spec = parse({"name": "x", "data": {"sources": sources}}, None)
+    facts = {"uri": "/sets/a", "digest": "0123456789abcdef" * 2, "vocabulary": 256, "tokens": 7}
+    sets = [facts, {**facts, "uri": "/sets/b"}]
+    replay = parse(replay_document(spec, MARK, (), None, prepared=sets), None)
+    assert [each.model_dump() for each in replay.data.prepared] == sets
+    again = parse(replay_document(replay, MARK, (), None), None)
+    assert again.data == replay.data, "a replay of it, too"
+
+
 def test_labels_that_no_replay_has_are_no_mark() -> None:
     for labels in ({}, {"replay-of": "x"}, {"replay-until": "3"}):
         assert replay_mark({"labels": labels}) is None

@@ -273,6 +273,34 @@ async def test_a_secret_is_sent_to_its_own_endpoint_and_bucket_only(
     assert thief.received == b""
 
 
+async def test_each_source_needs_the_secret_of_its_own_bucket(
+    jobs: JobService, settings: Settings
+) -> None:
+    url = "https://storage.example.com"
+    _keep(settings, "ours", CREDENTIALS, bucket="ours", endpoint=url)
+    bound = {"endpoint": url, "secret": "ours"}
+    sources = [
+        {"path": "s3://ours/a/*.parquet", **bound},
+        {"path": "s3://other/a", **bound},
+        {"path": "s3://ours/b", "secret": "ours"},
+        {"path": "s3://ours/c", "secret": "absent"},
+        {"path": "s3://[/d", **bound},
+    ]
+    for call in (jobs.validate, jobs.submit):
+        with pytest.raises(InvalidSpec) as caught:
+            await call({"name": "x", "data": {"sources": sources}})
+        told = {fault["path"]: fault["message"] for fault in caught.value.faults}
+        secrets = [f"data.sources.{at}.secret" for at in (1, 2, 3)]
+        assert set(told) == {*secrets, "data.sources.4.path"}
+        assert told[secrets[0]] == (
+            f"the secret 'ours' is for the bucket ours at {url}, not for other at {url}: change "
+            "bucket or endpoint, or ask the operator for a secret for that bucket"
+        )
+        assert "not for ours at AWS" in told[secrets[1]]
+        assert "the server has no secret 'absent'" in told[secrets[2]]
+    assert await jobs.validate({"name": "x", "data": {"sources": sources[:1]}})
+
+
 async def test_a_source_in_another_bucket_is_not_read_with_the_jobs_secret(
     jobs: JobService, settings: Settings, s3_server: S3Server
 ) -> None:

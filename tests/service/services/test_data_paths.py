@@ -13,6 +13,7 @@ from tests.support.service.fake_cluster import FakeCluster
 
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.supervisor_protocol import PathAnswer
 from holdfast_service.services import data_paths
 from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.services.jobs import JobService
@@ -64,13 +65,13 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 async def test_a_file_system_that_hangs_delays_no_other_path(hanging: str, tmp_path: Path) -> None:
     paths = DataPaths(Settings(), FakeCluster(), deadline_s=0.3)
     specs = [JobSpec.model_validate({"name": "x", "data": {"source": hanging}})] * 12
-    faults = await asyncio.gather(*map(paths.find_fault, specs))
-    refused = [fault for fault in faults if fault is not None]
+    faults = await asyncio.gather(*map(paths.find_faults, specs))
+    refused = [fault for found in faults for fault in found]
     assert len(refused) == data_paths.MAX_SEARCHES
     assert all("did not answer in 0.3 s" in fault.message for fault in refused)
     # All threads hang: other paths are not searched, and not refused.
     other = JobSpec.model_validate({"name": "x", "data": {"source": str(tmp_path)}})
-    assert await paths.find_fault(other) is None
+    assert await paths.find_faults(other) == []
     loop = asyncio.get_running_loop()
     assert await loop.run_in_executor(None, lambda: 7) == 7
 
@@ -82,12 +83,69 @@ async def test_with_a_cluster_of_its_own_a_node_is_asked_and_not_the_server(tmp_
     paths = DataPaths(Settings(ray_address="10.0.0.1:6379", store_uri="s3://bucket"), cluster)
 
     async def fault(source: str) -> str | None:
-        found = await paths.find_fault(
+        found = await paths.find_faults(
             JobSpec.model_validate({"name": "x", "data": {"source": source}})
         )
-        return None if found is None else found.message
+        return found[0].message if found else None
 
     assert await fault("/nodes/a.txt") is None
     assert "does not exist on the node 10.0.0.1" in str(await fault(f"{tmp_path}/a.txt"))
     cluster.unreachable = True
     assert await fault(f"{tmp_path}/a.txt") is None, "unknown is not refused"
+
+
+async def test_each_missing_source_and_tokenizer_is_named_at_its_own_path(
+    jobs: JobService, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    found = f"{tmp_path}/*.jsonl"
+    sources = [{"path": path} for path in (found, f"{tmp_path}/*.md", "s3://lab/a", "relative")]
+    data = {"sources": sources, "tokenizer": f"{tmp_path}/tokenizer.json"}
+    with pytest.raises(InvalidSpec) as refused:
+        await jobs.validate({"name": "x", "data": data})
+    told = {fault["path"]: fault["message"] for fault in refused.value.faults}
+    assert set(told) == {"data.tokenizer", "data.sources.1.path", "data.sources.3.path"}
+    assert told["data.tokenizer"] == (
+        f"'{tmp_path}/tokenizer.json' does not exist: give the tokenizer.json, or the folder of a "
+        "model with one, that every node can read"
+    )
+    assert told["data.sources.1.path"] == (
+        f"'{tmp_path}/*.md' does not exist: give a file, folder or glob that every node can read"
+    )
+    assert "is not an absolute path" in told["data.sources.3.path"]
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert await jobs.validate({"name": "x", "data": {**data, "sources": sources[:1]}})
+
+
+async def test_files_of_sources_that_are_prepared_are_not_looked_for(jobs: JobService) -> None:
+    token_set = {"uri": "/sets/a", "digest": "a" * 32, "vocabulary": 300, "tokens": 9}
+    data = {"sources": [{"path": "/nowhere"}], "tokenizer": "/nowhere", "prepared": [token_set]}
+    assert await jobs.validate({"name": "x", "data": data})
+
+
+async def test_few_nodes_are_asked_at_once_and_all_within_the_deadline() -> None:
+    cluster = FakeCluster()
+    asked = most = 0
+    answers = asyncio.Event()
+
+    async def look_for_path(source: str, folder: bool, timeout_s: float) -> PathAnswer:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
+        try:
+            await answers.wait()
+        finally:
+            asked -= 1
+        return PathAnswer("10.0.0.1", False)
+
+    cluster.look_for_path = look_for_path  # type: ignore[method-assign]
+    here = Settings(ray_address="10.0.0.1:6379", store_uri="s3://bucket")
+    sources = [{"path": f"/data/{number}"} for number in range(20)]
+    spec = JobSpec.model_validate({"name": "x", "data": {"sources": sources}})
+    paths = DataPaths(here, cluster, deadline_s=0.3)
+    assert await paths.find_faults(spec) == [], "unknown is not refused"
+    assert most == data_paths.MAX_SEARCHES
+    answers.set()
+    found = await DataPaths(here, cluster, deadline_s=60).find_faults(spec)
+    assert [fault.path for fault in found] == [f"data.sources.{n}.path" for n in range(20)]
+    assert "does not exist on the node 10.0.0.1" in found[0].message

@@ -207,6 +207,27 @@ async def test_a_source_that_does_not_fit_is_a_fault(jobs: JobService, source: J
     assert "only the model can be loaded" in str(caught.value)
 
 
+async def test_the_source_is_checked_again_once_the_vocabulary_is_known(
+    store: Store, settings: Settings, jobs: JobService, source: JobView
+) -> None:
+    data = {"sources": [{"path": "s3://lab/a"}]}
+    job, _ = await jobs.submit(_spec({"from": "a", "what": "model"}, data=data))
+    async with store.read() as session:
+        origin = (await session.get_one(JobRecord, job.id)).origin
+    sources = InitSources(store, settings)
+
+    def known(vocabulary: int) -> JobSpec:
+        facts = {"uri": "/sets/a", "digest": "a" * 32, "vocabulary": vocabulary, "tokens": 9}
+        return JobSpec.model_validate(
+            {**job.spec, "data": {**job.spec["data"], "prepared": [facts]}}
+        )
+
+    await sources.check_again(known(256), origin)
+    await sources.check_again(known(300), None)
+    with pytest.raises(InvalidSpec, match="256 tokens in the checkpoint, 300 in this spec"):
+        await sources.check_again(known(300), origin)
+
+
 async def test_a_torch_checkpoint_folder_is_recognised_by_its_metadata(
     jobs: JobService, tmp_path: Path
 ) -> None:

@@ -30,6 +30,43 @@ OWN_SETTINGS = st.recursive(
     max_leaves=8,
 )
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True) | st.just("1e5")
+WEIGHTS = st.floats(1e-3, 1e6)
+SETS = st.fixed_dictionaries(
+    {
+        "uri": st.sampled_from(["/sets/ä b", "s3://bucket/sets"]),
+        "digest": st.from_regex("[0-9a-f]{32}", fullmatch=True),
+        "vocabulary": st.just(512),
+        "tokens": st.integers(1, 2**53 - 1),
+    }
+)
+
+
+def _data(count: int, *, weighted: bool) -> st.SearchStrategy[dict[str, Any]]:
+    """A section `data` with that many sources."""
+    sources = [
+        st.fixed_dictionaries(
+            {
+                "path": st.sampled_from([f"/data/{at} ä/*.jsonl", f"s3://bucket/{at}?/**"]),
+                **({"weight": WEIGHTS} if weighted else {}),
+            },
+            optional={"text": TEXT.filter(bool)},
+        )
+        for at in range(count)
+    ]
+    return st.fixed_dictionaries(
+        {
+            "sources": st.tuples(*sources).map(list),
+            "tokenizer": st.just("/models/ä/tokenizer.json"),
+        },
+        optional={
+            "document_end": st.none() | TEXT.filter(bool),
+            "bad_records": st.floats(0, 0.99),
+            "shuffle_gb": st.floats(1e-3, 1e6),
+            "prepared": st.just([]) | st.tuples(*[SETS] * count).map(list),
+        },
+    )
+
+
 RELATED: dict[str, st.SearchStrategy[Any]] = {
     # Other fields limit these.
     "labels": st.dictionaries(
@@ -87,7 +124,8 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "preload": st.lists(st.sampled_from(["torch", "transformers.models"]), max_size=2),
     "metrics": st.none() | st.just(r"step (?P<step>[0-9]+) loss (?P<loss>[-+.e0-9]+)"),
     "event_files": st.none() | st.sampled_from(["runs", "lightning_logs/version_0"]),
-    "source": st.just("python-stdlib") | TEXT,
+    "data": st.fixed_dictionaries({}, optional={"source": st.just("python-stdlib") | TEXT})
+    | st.builds(_data, st.integers(1, 3), weighted=st.booleans()).flatmap(lambda drawn: drawn),
     "uri": st.none() | st.sampled_from(["/data/ä b", "file:///a%20b", "s3://bucket/prefix"]),
     "endpoint": st.none(),
     "region": st.none(),

@@ -13,7 +13,7 @@ from holdfast_workers.checkpoint.export import NotExportable, plan_export, write
 from holdfast_workers.checkpoint.manifest import BadCheckpoint
 from holdfast_workers.checkpoint.storage import Storage, write_small
 from holdfast_workers.models.llama_parameters import hugging_face_name, parameter_shapes
-from holdfast_workers.spec import ModelSpec, TrainingSpec
+from holdfast_workers.spec import DataSpec, ModelSpec, SourceSpec, TrainingSpec
 
 MESHES = [{"dp_shard": 2, "tp": 2}, {"dp_shard": 1, "tp": 4}, {"dp_shard": 1, "tp": 1}]
 
@@ -50,13 +50,17 @@ def test_an_export_detects_a_flipped_byte_anywhere(root: Storage, tmp_path: Path
 def test_hugging_face_names_need_the_built_in_llama(root: Storage, tmp_path: Path) -> None:
     with pytest.raises(NotExportable, match="own names"):
         plan_export(save_world(root, 7, 1, MESHES[0]), hugging_face=True)
-    training = TrainingSpec(model=ModelSpec(dim=32, layers=1, heads=2, sequence_length=16))
+    training = TrainingSpec(
+        model=ModelSpec(dim=32, layers=1, heads=2, sequence_length=16),
+        data=DataSpec(tokenizer="/models/a", sources=(SourceSpec(path="/data"),)),
+    )
     manifest = save_model(root, 8, training)
     target = tmp_path / "model.safetensors"
     with target.open("w+b") as file:
         write_export(root.below(manifest.folder), plan_export(manifest, hugging_face=True), file)
     with safe_open(target, framework="numpy") as exported:
         shapes = {name: tuple(exported.get_slice(name).get_shape()) for name in exported.keys()}  # noqa: SIM118
+        assert exported.metadata()["tokenizer"] == "/models/a"
     own = parameter_shapes(training.model, 256)
     assert shapes == {hugging_face_name(name): shape for name, shape in own.items()}
 

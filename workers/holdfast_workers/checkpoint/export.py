@@ -29,7 +29,7 @@ from holdfast_workers.checkpoint.manifest import (
 from holdfast_workers.checkpoint.manifest_checks import check_bytes, check_sizes, check_tiling
 from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
-from holdfast_workers.spec import ModelSpec
+from holdfast_workers.spec import BYTES, ModelSpec
 from holdfast_workers.state.layout import (
     MODEL_PREFIX,
     StateLayout,
@@ -85,9 +85,10 @@ def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan
     """Plan a file of the checkpoint's model weights under the model's own names. With several
     modules, the name of each precedes its own.
 
-    `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata; only
-    for the built-in Llama. Raises NotExportable, BadCheckpoint or IncompleteCheckpoint if the
-    manifest promises more than it can hold: the plan's size is at most that of the files.
+    `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata, and
+    the tokenizer as the spec names it; only for the built-in Llama. Raises NotExportable,
+    BadCheckpoint or IncompleteCheckpoint if the manifest promises more than it can hold: the plan's
+    size is at most that of the files.
     """
     if manifest.byteorder != "little":
         raise NotExportable("it was written on a big-endian host, safetensors is little-endian")
@@ -100,6 +101,8 @@ def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan
     names = {name: name.removeprefix(prefix) for name in parameters}
     if hugging_face:
         metadata["config"] = json.dumps(_hugging_face_config(manifest, parameters))
+        data = manifest.extra["training"].get("data") or {}
+        metadata["tokenizer"] = data.get("tokenizer", BYTES)
         names = {name: _hugging_face_name(name) for name in parameters}
     # The library's order: the widest elements first, so that all tensors stay aligned.
     order = sorted(names, key=lambda name: (-_element(parameters[name])[1], names[name]))

@@ -15,6 +15,7 @@ from holdfast_workers.spec.checkpoint import (
     MemoryTierSpec,
     RemoteTierSpec,
 )
+from holdfast_workers.spec.data_faults import OF_SOURCES
 from holdfast_workers.spec.faults import find_faults
 from holdfast_workers.spec.fields import Every, NonNegative, Positive, Reference, Section
 from holdfast_workers.spec.model import (
@@ -61,6 +62,7 @@ __all__ = [
     "MOST_CLASSES",
     "MOST_PIXELS",
     "NEAR_SIZES",
+    "OF_SOURCES",
     "ActivationCheckpointing",
     "CheckpointSpec",
     "ChecksSpec",

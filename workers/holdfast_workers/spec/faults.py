@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast_workers.spec.data_faults import data_faults
 from holdfast_workers.spec.model_faults import model_faults
 from holdfast_workers.spec.parallel import ParallelSpec
 from holdfast_workers.spec.spec_fault import SpecFault
@@ -14,7 +15,9 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
     """Every fault that follows from the training spec alone, in the order of the spec."""
     if spec.brings_program:
         return [*_program_mesh_faults(spec.parallel)]
-    faults: list[SpecFault] = [] if spec.function_name is not None else model_faults(spec)
+    faults: list[SpecFault] = []
+    if spec.function_name is None:
+        faults += [*model_faults(spec), *data_faults(spec)]
     train, parallel = spec.train, spec.parallel
 
     def add(path: str, message: str, *beside: str) -> None:

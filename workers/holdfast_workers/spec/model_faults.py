@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from holdfast_workers.spec.data_faults import OF_SOURCES
 from holdfast_workers.spec.fields import Section
 from holdfast_workers.spec.model import ModelSpec
 from holdfast_workers.spec.parallel import ParallelSpec
@@ -25,6 +26,7 @@ _BESIDE_CP = (
 _NOT_OF_VIT = (
     *("model.kv_heads", "model.sequence_length", "model.rope_theta", "model.rope_scaling"),
     *("model.tied_embeddings", "parallel.vocabulary_parallel", "parallel.cp"),
+    *("data.sources", *(f"data.{name}" for name in OF_SOURCES)),
 )
 
 
@@ -76,7 +78,8 @@ def model_faults(spec: TrainingSpec) -> list[SpecFault]:
     if parallel.vocabulary_parallel and vocabulary is not None and vocabulary % parallel.tp:
         add(
             "parallel.vocabulary_parallel",
-            f"the vocabulary of {vocabulary} is not divisible by tp {parallel.tp}",
+            f"the vocabulary of {vocabulary} is not divisible by tp {parallel.tp}: use another tp, "
+            "or remove vocabulary_parallel",
             *("data.tokenizer", "parallel.tp"),
         )
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:

@@ -48,6 +48,10 @@ class SourceSpec(Section):
         "endpoint. null: those in the environment of the nodes.",
     )
 
+    @property
+    def in_bucket(self) -> bool:
+        return self.path.startswith("s3://")
+
 
 class PreparedSpec(Section):
     """The token set of a source."""

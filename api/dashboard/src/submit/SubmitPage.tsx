@@ -19,7 +19,7 @@ import { isDigest } from "./code/specText";
 import { useCode, type Code } from "./code/useCode";
 import { Editor, type LocatedFault } from "./Editor";
 import { locate, pathAt, placeOf } from "./locate";
-import { withoutDefaults, hintOf, type Document } from "./schema";
+import { withoutDefaults, withoutTokenSets, hintOf, type Document } from "./schema";
 import { Summary } from "./Summary";
 import { TEMPLATES } from "./templates";
 import { bodyOf, useValidation, verdictOf, type Validation } from "./useValidation";
@@ -184,7 +184,7 @@ function locateFaults(verdict: Validation, places: ReturnType<typeof locate>, fo
 
 /** The non-default part of the job's spec; with `step`, a job that continues from that checkpoint. */
 function copyOf(job: JobView, step: string | null, schema: Document): string {
-  const { name, init_from: _, ...rest } = withoutDefaults(schema, job.spec as Record<string, unknown>);
+  const { name, init_from: _, ...rest } = withoutDefaults(schema, withoutTokenSets(job.spec as Record<string, unknown>));
   if (step === null) return `# A copy of ${job.name}; omitted fields have their defaults.\n${yaml({ name: job.spec["name"] ?? name, ...rest })}`;
   const spec = { name: `${String(name).slice(0, 50)}-from-${step}`, init_from: `${job.id}/${step}`, ...rest };
   return `# Continues from step ${step} of ${job.name}.\n${yaml(spec)}`;

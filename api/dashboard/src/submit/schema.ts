@@ -14,6 +14,7 @@ export interface Schema {
   exclusiveMaximum?: number;
   anyOf?: Schema[];
   properties?: Record<string, Schema>;
+  items?: Schema;
 }
 
 export interface Document {
@@ -25,7 +26,7 @@ export interface Hint {
   description: string;
   type: string;
   default: string | null;
-  /** The names of the keys of a section. */
+  /** The names of the keys of a section, or of each section of a list. */
   keys: readonly string[];
 }
 
@@ -39,7 +40,7 @@ export function hintOf(document: Document, path: string): Hint | null {
     description: field.description ?? target.description ?? "",
     type: properties ? "section" : typeOf(document, field),
     default: field.default === undefined || typeof field.default === "object" && field.default !== null ? null : String(field.default),
-    keys: Object.keys(properties ?? {}),
+    keys: Object.keys(properties ?? section(document, section(document, field).items ?? {}).properties ?? {}),
   };
 }
 
@@ -55,16 +56,25 @@ export function withoutDefaults(document: Document, spec: Record<string, unknown
       const inside = withoutDefaults(document, value, field);
       if (Object.keys(inside).length > 0) kept.push([key, inside]);
     } else if (!same(value, field.default)) {
-      kept.push([key, value]);
+      const { items } = section(document, field);
+      kept.push([key, items && Array.isArray(value) ? value.map((item) => (isMapping(item) ? withoutDefaults(document, item, items) : item)) : value]);
     }
   }
   return Object.fromEntries(kept);
 }
 
+/** `spec` without its token sets: those of a copy are of the sources that its author may have edited. */
+export function withoutTokenSets(spec: Record<string, unknown>): Record<string, unknown> {
+  if (!isMapping(spec["data"])) return spec;
+  const { prepared: _, ...data } = spec["data"];
+  return { ...spec, data };
+}
+
 function fieldAt(document: Document, path: string): Schema | null {
   let at: Schema = { $ref: "#/components/schemas/JobSpec" };
   for (const key of path.split(".")) {
-    const next = section(document, at).properties?.[key];
+    const { properties, items } = section(document, at);
+    const next = properties?.[key] ?? (/^\d+$/.test(key) ? items : undefined);
     if (!next) return null;
     at = next;
   }

@@ -1,0 +1,316 @@
+"""The section `data` of a spec: what is accepted, and each fault with the whole sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_service.errors import InvalidSpec
+from holdfast_service.job_model.job_spec import JobSpec, parse, prepared_faults
+from holdfast_service.job_model.model_memory import memory_model
+from holdfast_workers.checkpoint.location_faults import before_pattern
+
+DIGEST = "0123456789abcdef" * 2
+WEB = {"path": "s3://lab/web/*.parquet", "text": "content"}
+CODE = {"path": "/data/code/**/*.jsonl.zst"}
+TOKENIZER = "/models/qwen/tokenizer.json"
+
+
+def prepared(vocabulary: int = 1000, digest: str = DIGEST) -> dict[str, Any]:
+    return {"uri": "s3://lab/sets/a", "digest": digest, "vocabulary": vocabulary, "tokens": 10}
+
+
+def document(**data: Any) -> dict[str, Any]:
+    return {"name": "x", "data": data}
+
+
+def faults(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    with pytest.raises(InvalidSpec) as refused:
+        parse(spec, None)
+    return [(fault["path"], fault["message"]) for fault in refused.value.faults]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"source": "python-stdlib", "tokenizer": "bytes", "sources": [CODE]},
+        {"sources": [{**WEB, "weight": 0.7}, {**CODE, "weight": 0.3}], "tokenizer": TOKENIZER},
+        {"sources": [{**WEB, "weight": 1}] * 2},
+        {"sources": [WEB, {**WEB, "text": "title"}], "document_end": None},
+        {"sources": [WEB], "tokenizer": TOKENIZER, "document_end": "<|endoftext|>"},
+        {"sources": [WEB, CODE], "bad_records": 0, "shuffle_gb": 0.5, "tokenizer": TOKENIZER},
+        {"sources": [WEB, CODE], "tokenizer": TOKENIZER, "prepared": [prepared()] * 2},
+        {
+            "sources": [
+                {"path": "s3://lab"},
+                {"path": "s3://lab/a?[0-9]/b#"},
+                {"path": "/ä b"},
+            ]
+        },
+        {
+            "sources": [
+                {**WEB, "endpoint": "https://s3.example.com", "region": "eu-1", "secret": "lab"}
+            ]
+        },
+    ],
+    ids=str,
+)
+def test_a_spec_with_sources_is_accepted_also_with_all_defaults_written_out(
+    data: dict[str, Any],
+) -> None:
+    spec = parse(document(**data), None)
+    assert parse(spec.model_dump(mode="json"), None) == spec
+
+
+WITHOUT_SOURCES = (
+    "{0} has an effect on `sources` only, and there are none: name the files in `sources` in place "
+    "of `source`, or remove {0}"
+)
+NO_TOKENIZER = (
+    ": write `bytes`, or the absolute path of a tokenizer.json or of the folder of a model with "
+    "one, which every node can read"
+)
+NO_PATH = ": write an absolute path that every node can read, or s3://bucket/prefix"
+PREPARE = "remove `prepared`, and the server prepares the sources"
+
+
+@pytest.mark.parametrize(
+    ("data", "path", "message"),
+    [
+        *(
+            ({name: value}, f"data.{name}", WITHOUT_SOURCES.format(name))
+            for name, value in {
+                "tokenizer": TOKENIZER,
+                "document_end": "<|endoftext|>",
+                "bad_records": 0.5,
+                "shuffle_gb": 1,
+                "prepared": [prepared()],
+            }.items()
+        ),
+        (
+            {"source": "/data", "sources": [CODE]},
+            "data.source",
+            "a job reads either `source` or `sources`: remove one of them",
+        ),
+        *(
+            ({"tokenizer": text, "sources": [CODE]}, "data.tokenizer", f"{text!r} {why}")
+            for text, why in {
+                "gpt2": f"is not an absolute path{NO_TOKENIZER}",
+                "": f"is not an absolute path{NO_TOKENIZER}",
+                "s3://lab/tokenizer.json": f"is not an absolute path{NO_TOKENIZER}",
+                "/models/a\n": f"has a control character{NO_TOKENIZER}",
+            }.items()
+        ),
+        (
+            {"document_end": "<|endoftext|>", "sources": [CODE]},
+            "data.document_end",
+            "the tokenizer `bytes` ends each document with a zero byte: remove document_end, or "
+            "set a tokenizer that has this token",
+        ),
+        (
+            {"document_end": "", "sources": [CODE], "tokenizer": TOKENIZER},
+            "data.document_end",
+            "it is empty: write a token of the tokenizer, or null for its `eos_token`",
+        ),
+        *(
+            ({"sources": [CODE, {"path": text}]}, "data.sources.1.path", f"{text!r} {why}")
+            for text, why in {
+                "code/*.jsonl": f"is not an absolute path{NO_PATH}",
+                "": f"is not an absolute path{NO_PATH}",
+                "~/data": f"is not an absolute path{NO_PATH}",
+                "file:///data": f"is not an absolute path{NO_PATH}",
+                "gs://lab/web": f"is not an absolute path{NO_PATH}",
+                "/data/a\t": f"has a control character{NO_PATH}",
+                "s3://": "cannot be read: it has no bucket: write s3://bucket/prefix",
+                "s3:///web": "cannot be read: it has no bucket: write s3://bucket/prefix",
+                "s3://*/web": "cannot be read: it has no bucket: write s3://bucket/prefix",
+                "s3://a b/web": "cannot be read: 'a b' is not a bucket's name: use a-z, 0-9, . and "
+                "-",
+                "s3://lab/a#b": "cannot be read: a query or fragment is not allowed: use letters, "
+                "digits and ._- in names",
+                "s3://lab/a\n": "cannot be read: it has a control character: remove it",
+            }.items()
+        ),
+        (
+            {"sources": [{**CODE, "text": ""}]},
+            "data.sources.0.text",
+            "it is empty: write the name of the column, or key, with a document's text",
+        ),
+        *(
+            (
+                {"sources": [WEB, {**CODE, name: value}]},
+                f"data.sources.1.{name}",
+                f"{name} needs a bucket: set path to s3://bucket/prefix, or remove {name}",
+            )
+            for name, value in {
+                "endpoint": "https://s3.example.com",
+                "region": "eu-1",
+                "secret": "lab",
+            }.items()
+        ),
+        (
+            {"sources": [{**WEB, "endpoint": "https://s3.example.com"}]},
+            "data.sources.0.secret",
+            "an endpoint needs a secret: the server's own credentials are for AWS only",
+        ),
+        (
+            {"sources": [{**WEB, "endpoint": "s3.example.com", "secret": "lab"}]},
+            "data.sources.0.endpoint",
+            "'s3.example.com' is not a URL: write https://host or http://host:port",
+        ),
+        (
+            {"sources": [{**WEB, "region": "eu 1"}]},
+            "data.sources.0.region",
+            "'eu 1' is not a region: write its name, such as us-east-1",
+        ),
+        (
+            {"sources": [{**WEB, "weight": 0.5}, CODE, {**CODE, "text": "a"}]},
+            "data.sources",
+            "1 of 3 sources have a weight: give one to each of them, or to none",
+        ),
+        (
+            {"sources": [WEB, CODE, WEB]},
+            "data.sources.2.path",
+            "source 0 has the same path and text, and an epoch would have each of its tokens "
+            "twice: remove one of them, or give each source a weight",
+        ),
+        (
+            {"sources": [WEB, CODE], "prepared": [prepared()], "tokenizer": TOKENIZER},
+            "data.prepared",
+            f"its length is 1, and that of sources 2: {PREPARE}",
+        ),
+        (
+            {"sources": [WEB, CODE], "prepared": [prepared(), prepared(7)], "tokenizer": TOKENIZER},
+            "data.prepared",
+            "its token sets are of vocabularies of 7 and 1000 tokens, and a job has one tokenizer: "
+            f"{PREPARE}",
+        ),
+        (
+            {"sources": [WEB], "prepared": [{**prepared(), "uri": "sets/a"}]},
+            "data.prepared.0.uri",
+            "'sets/a' cannot be read: use an absolute path, file:///path or s3://bucket/prefix",
+        ),
+    ],
+)
+def test_a_fault_is_told_with_its_path_and_a_way_out(
+    data: dict[str, Any], path: str, message: str
+) -> None:
+    assert faults(document(**data)) == [(path, message)]
+
+
+VIT = {"family": "vit", "image_size": 16, "patch_size": 4, "classes": 4}
+
+
+@pytest.mark.parametrize(
+    "change", [{"sources": [CODE]}, {"tokenizer": TOKENIZER}, {"shuffle_gb": 1}], ids=str
+)
+def test_a_model_of_images_reads_no_texts(change: dict[str, Any]) -> None:
+    (name,) = change
+    found = faults({"name": "x", "model": VIT, "data": {"source": "/images", **change}})
+    assert found == [(f"data.{name}", f"a model of the family vit has no {name}: remove it")]
+
+
+@pytest.mark.parametrize(
+    "brought", [{"function": "a:b"}, {"script": "-m a", "program": {"context": True}}], ids=str
+)
+@pytest.mark.parametrize("change", [{"sources": [CODE, CODE]}, {"tokenizer": "gpt2"}], ids=str)
+def test_a_function_is_told_that_no_tokens_are_prepared_for_it(
+    brought: dict[str, Any], change: dict[str, Any]
+) -> None:
+    (name,) = change
+    why = "a function reads its own data, and no tokens are prepared for it: remove it, and name "
+    why += "the data in `config`"
+    assert faults({**document(**change), **brought}) == [(f"data.{name}", why)]
+
+
+def test_a_recipe_of_a_user_may_read_sources() -> None:
+    spec = parse({**document(sources=[WEB], tokenizer=TOKENIZER), "recipe": "my.code:Recipe"}, None)
+    assert spec.data.sources
+
+
+def test_an_invalid_source_causes_no_faults_of_other_fields() -> None:
+    found = faults(document(sources=[{**CODE, "weight": 0}], tokenizer=TOKENIZER, shuffle_gb=1))
+    assert [path for path, _ in found] == ["data.sources.0.weight"]
+
+
+@given(st.from_regex(r"(s3:/)?(/[a-z.*?\[\]#]{1,6}){1,4}", fullmatch=True))
+def test_the_part_before_a_pattern_has_none_and_begins_the_path(path: str) -> None:
+    start = before_pattern(path)
+    assert path.startswith(start)
+    assert not set(start) & set("*?[")
+    assert (
+        start == path
+        or not path[len(start) :].startswith("/")
+        or set("*?[") & set(path[len(start) + 1 :].split("/", maxsplit=1)[0])
+    )
+
+
+def with_sets(spec: JobSpec, vocabulary: int) -> JobSpec:
+    data = {**spec.data.model_dump(), "prepared": [prepared(vocabulary)] * len(spec.data.sources)}
+    return JobSpec.model_validate({**spec.model_dump(mode="json"), "data": data})
+
+
+def test_a_vocabulary_that_becomes_known_must_fit_the_mesh() -> None:
+    parallel = {"tp": 2, "vocabulary_parallel": True}
+    spec = parse({**document(sources=[WEB], tokenizer=TOKENIZER), "parallel": parallel}, None)
+    assert prepared_faults(with_sets(spec, 50_256)) == []
+    (fault,) = prepared_faults(with_sets(spec, 50_257))
+    assert (fault.path, fault.message) == (
+        "parallel.vocabulary_parallel",
+        "the vocabulary of 50257 is not divisible by tp 2: use another tp, or remove "
+        "vocabulary_parallel",
+    )
+
+
+def test_a_vocabulary_that_becomes_known_must_fit_the_memory_of_a_rank() -> None:
+    spec = parse(document(sources=[WEB], tokenizer=TOKENIZER), None)
+    small = spec.mesh_limits.memory_of(spec.parallel.mesh)
+    assert small is not None
+    limited = {**spec.model_dump(mode="json"), "resources": {"memory_per_worker_bytes": 2 * small}}
+    accepted = parse(limited, None)
+    assert prepared_faults(with_sets(accepted, 300)) == []
+    (fault,) = prepared_faults(with_sets(accepted, 200_000))
+    assert fault.path == "resources.memory_per_worker_bytes"
+    assert fault.message.startswith(f"the mesh {spec.parallel.product} needs ")
+
+
+def test_a_vocabulary_that_becomes_known_must_fit_each_mesh_of_an_elastic_job() -> None:
+    spec = parse(
+        {
+            **document(sources=[WEB], tokenizer=TOKENIZER),
+            "parallel": {"dp_shard": "auto", "zero": 3},
+            "resources": {"nodes": {"min": 1, "max": 2}},
+        },
+        None,
+    )
+    one = memory_model(with_sets(spec, 100_000))
+    assert one is not None
+    largest, smallest = (
+        with_sets(spec, 100_000).mesh_limits.memory_of({**spec.parallel.mesh, "dp_shard": size})
+        for size in (2, 1)
+    )
+    assert largest is not None and smallest is not None and largest < smallest
+    limited = parse(
+        {
+            **spec.model_dump(mode="json"),
+            "resources": {
+                "nodes": {"min": 1, "max": 2},
+                "memory_per_worker_bytes": (largest + smallest) // 2,
+            },
+        },
+        None,
+    )
+    (fault,) = prepared_faults(with_sets(limited, 100_000))
+    assert (fault.path, fault.message.endswith("write min: 2")) == ("resources.nodes.min", True)
+
+
+def test_a_spec_with_its_token_sets_must_be_accepted_again() -> None:
+    sources = [{"path": f"/data/{number}"} for number in range(64)]
+    filler = parse(document(sources=sources), None)
+    room = 2**16 - len(filler.model_dump_json()) - 100
+    spec = parse({**document(sources=sources), "config": {"a": "x" * room}}, None)
+    (fault,) = prepared_faults(with_sets(spec, 256))
+    assert "the spec with its defaults has" in fault.message

@@ -1,0 +1,125 @@
+"""The faults of the section `data` of a recipe that reads texts. Pure.
+
+What a family without texts has not is in `model_faults.py`, and what a user's function or program
+makes no use of is known to the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast_workers.spec.spec_fault import SpecFault
+from holdfast_workers.spec.train import BYTES, DataSpec, SourceSpec
+from holdfast_workers.spec.training import TrainingSpec
+
+OF_SOURCES = ("tokenizer", "document_end", "bad_records", "shuffle_gb", "prepared")
+"""Fields of `data` that have an effect on `sources` only."""
+_SOURCES = "data.sources"
+
+
+def data_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
+    """Every fault of the section that follows from the spec alone."""
+    data = spec.data
+    if spec.model.family == "vit":
+        return
+    if not data.sources:
+        yield from _faults_without_sources(data)
+        return
+    if data.source != DataSpec().source:
+        message = "a job reads either `source` or `sources`: remove one of them"
+        yield SpecFault(path="data.source", message=message, beside=(_SOURCES,))
+    yield from _tokenizer_faults(data)
+    for at, source in enumerate(data.sources):
+        yield from _source_faults(f"{_SOURCES}.{at}", source)
+    yield from _mixture_faults(data.sources)
+    yield from _prepared_faults(data)
+
+
+def _faults_without_sources(data: DataSpec) -> Iterator[SpecFault]:
+    for name in OF_SOURCES:
+        # Not whether it is set: a resolved spec, with the defaults of all fields, is valid too.
+        if getattr(data, name) != DataSpec.model_fields[name].default:
+            message = (
+                f"{name} has an effect on `sources` only, and there are none: name the files in "
+                f"`sources` in place of `source`, or remove {name}"
+            )
+            yield SpecFault(path=f"data.{name}", message=message, beside=(_SOURCES,))
+
+
+def _tokenizer_faults(data: DataSpec) -> Iterator[SpecFault]:
+    if data.tokenizer != BYTES and (why := _path_fault(data.tokenizer)):
+        message = (
+            f"{data.tokenizer!r} {why}: write `{BYTES}`, or the absolute path of a tokenizer.json "
+            "or of the folder of a model with one, which every node can read"
+        )
+        yield SpecFault(path="data.tokenizer", message=message)
+    if data.document_end is None:
+        return
+    if data.tokenizer == BYTES:
+        message = (
+            f"the tokenizer `{BYTES}` ends each document with a zero byte: remove document_end, or "
+            "set a tokenizer that has this token"
+        )
+        yield SpecFault(path="data.document_end", message=message, beside=("data.tokenizer",))
+    elif not data.document_end:
+        message = "it is empty: write a token of the tokenizer, or null for its `eos_token`"
+        yield SpecFault(path="data.document_end", message=message)
+
+
+def _source_faults(path: str, source: SourceSpec) -> Iterator[SpecFault]:
+    # The rest of an address in a bucket is judged by `checkpoint/location_faults.py`.
+    why = None if source.in_bucket else _path_fault(source.path)
+    if why is not None:
+        message = (
+            f"{source.path!r} {why}: write an absolute path that every node can read, or "
+            "s3://bucket/prefix"
+        )
+        yield SpecFault(path=f"{path}.path", message=message)
+    if not source.text:
+        message = "it is empty: write the name of the column, or key, with a document's text"
+        yield SpecFault(path=f"{path}.text", message=message)
+
+
+def _path_fault(path: str) -> str | None:
+    """Why the text is not a whole path."""
+    if any(character < " " or character == "\x7f" for character in path):
+        return "has a control character"
+    if not path.startswith("/"):
+        return "is not an absolute path"
+    return None
+
+
+def _mixture_faults(sources: tuple[SourceSpec, ...]) -> Iterator[SpecFault]:
+    weighted = sum(source.weight is not None for source in sources)
+    if weighted:
+        if weighted < len(sources):
+            message = (
+                f"{weighted} of {len(sources)} sources have a weight: give one to each of them, or "
+                "to none"
+            )
+            yield SpecFault(path=_SOURCES, message=message)
+        return
+    first: dict[tuple[str | None, ...], int] = {}
+    for at, source in enumerate(sources):
+        before = first.setdefault((source.path, source.text, source.endpoint), at)
+        if before != at:
+            message = (
+                f"source {before} has the same path and text, and an epoch would have each of its "
+                "tokens twice: remove one of them, or give each source a weight"
+            )
+            yield SpecFault(path=f"{_SOURCES}.{at}.path", message=message)
+
+
+def _prepared_faults(data: DataSpec) -> Iterator[SpecFault]:
+    sets, path = data.prepared, "data.prepared"
+    remedy = "remove `prepared`, and the server prepares the sources"
+    if sets and len(sets) != len(data.sources):
+        message = f"its length is {len(sets)}, and that of sources {len(data.sources)}: {remedy}"
+        yield SpecFault(path=path, message=message, beside=(_SOURCES,))
+    sizes = sorted({each.vocabulary for each in sets})
+    if len(sizes) > 1:
+        message = (
+            f"its token sets are of vocabularies of {' and '.join(map(str, sizes))} tokens, and a "
+            f"job has one tokenizer: {remedy}"
+        )
+        yield SpecFault(path=path, message=message)
