@@ -44,14 +44,12 @@ def replay_document(
     history: Sequence[MeshSpan],
     origin: Mapping[str, Any] | None,
     packages: Sequence[str] | None = None,
-    prepared: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The document to submit.
 
     `history`: the meshes of the steps that are compared; an elastic job follows it. `origin`: the
     checkpoint from which the replayed job started, as resolved then: a name in `init_from` may mean
     another one today. `packages`: the exact versions of its packages, if they are known.
-    `prepared`: its token sets, as `data.prepared` names them; None: as its spec says.
     """
     document = spec.model_dump(mode="json")
     document["name"] = spec.name[: _MAX_NAME - len(_SUFFIX)] + _SUFFIX
@@ -65,8 +63,6 @@ def replay_document(
         document["init_from"] = {"from": origin["uri"], "what": origin["what"]}
     if packages is not None:
         document["runtime_env"]["pip"] = list(packages)
-    if prepared is not None:  # its files may have changed since
-        document["data"]["prepared"] = [dict(each) for each in prepared]
     document["resources"]["standby_nodes"] = 0
     document["checkpoint"]["remote"]["every_steps"] = 0
     if spec.resources.nodes is not None:

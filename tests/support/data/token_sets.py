@@ -48,6 +48,7 @@ class MadeSet:
         facts = self.facts
         return PreparedSpec(
             uri=str(uri),
+            origin=facts.source,
             digest=facts.digest,
             vocabulary=facts.tokenizer.vocabulary,
             tokens=facts.tokens,

@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from pathlib import Path
 
 import structlog
 
 from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.failing_storage import with_injected_failures
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.protocol.processes import FetcherJob, StorageRefusal, StorageZygoteConfig
-from holdfast_workers.token_sets.node_fetch import fetch
+from holdfast_workers.token_sets.node_fetch import FetchProgress, fetch
 
 _log = structlog.get_logger()
 
@@ -34,7 +37,25 @@ def run(end: socket.socket, job: FetcherJob, config: StorageZygoteConfig) -> int
 def _fetch(job: FetcherJob, config: StorageZygoteConfig, stop: threading.Event) -> None:
     faults = Path(config.storage_fault_file)
 
-    def open_set(uri: str) -> object:
+    def open_set(uri: str) -> Storage:
         return with_injected_failures(open_storage(uri, config.storage), faults)
 
-    fetch(config.plan.spec.data.prepared, open_set, Path(job.cache_dir), stop)
+    prepared, progress = config.plan.spec.data.prepared, FetchProgress(0, 0, 0, 0)
+
+    def keep(now: FetchProgress) -> None:
+        nonlocal progress
+        progress = now
+
+    began = time.monotonic()
+    try:
+        fetch(prepared, open_set, Path(job.cache_dir), stop, keep)
+    except WorkersError:  # its reason is left for the ranks
+        _log.exception("the token sets are not fetched")
+        return
+    if not stop.is_set():
+        _log.info(
+            "the token sets are here",
+            shards=progress.shards,
+            nbytes=progress.nbytes,
+            took_s=round(time.monotonic() - began, 3),
+        )

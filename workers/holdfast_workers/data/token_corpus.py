@@ -68,23 +68,11 @@ class TokenCorpus:
         sequence_length: int,
         seed: int,
     ) -> None:
-        weights = _weights(data, len(sets))
-        shuffle_bytes = int(data.shuffle_gb * 1e9)
-        self.order = TokenOrder(
-            [
-                SourceShards(
-                    [shard.tokens for shard in each.shards], [shard.nbytes for shard in each.shards]
-                )
-                for each in sets
-            ],
-            weights,
-            sequence_length,
-            seed,
-            shuffle_bytes,
-        )
+        self.order = order_of(data, sets, sequence_length, seed)
         self.vocabulary = sets[0].tokenizer.vocabulary
         digests = [each.digest for each in sets]
-        what = f"{digests}/{weights}/{sequence_length}/{shuffle_bytes}"
+        weights = _weights(data, len(sets))
+        what = f"{digests}/{weights}/{sequence_length}/{_shuffle_bytes(data)}"
         self.fingerprint = str(xxhash.xxh3_128(what.encode()).hexdigest())
         """Of all that the samples and their order depend on, but for the seed."""
         self._shards = [
@@ -168,6 +156,25 @@ class TokenCorpus:
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(shard)
         return content
+
+
+def order_of(
+    data: DataSpec, sets: Sequence[TokenSet], sequence_length: int, seed: int
+) -> TokenOrder:
+    """The order of the samples of these sets, one for each of `data.sources`. Raises CorpusError,
+    and ValueError if a set has too few tokens."""
+    sizes = [
+        SourceShards(
+            [shard.tokens for shard in each.shards], [shard.nbytes for shard in each.shards]
+        )
+        for each in sets
+    ]
+    weights = _weights(data, len(sets))
+    return TokenOrder(sizes, weights, sequence_length, seed, _shuffle_bytes(data))
+
+
+def _shuffle_bytes(data: DataSpec) -> int:
+    return int(data.shuffle_gb * 1e9)
 
 
 class _AwaitedFiles:

@@ -116,6 +116,13 @@ def _prepared_faults(data: DataSpec) -> Iterator[SpecFault]:
     if sets and len(sets) != len(data.sources):
         message = f"its length is {len(sets)}, and that of sources {len(data.sources)}: {remedy}"
         yield SpecFault(path=path, message=message, beside=(_SOURCES,))
+    for at, (source, each) in enumerate(zip(data.sources, sets, strict=False)):
+        if each.origin != data.origin_of(source):
+            message = (
+                f"the token set was made of another source, tokenizer or setting than those of "
+                f"source {at}: {remedy}"
+            )
+            yield SpecFault(path=f"{path}.{at}", message=message, beside=(_SOURCES,))
     sizes = sorted({each.vocabulary for each in sets})
     if len(sizes) > 1:
         message = (
