@@ -8,15 +8,18 @@ are.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from holdfast_service.wording import duration, plural
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.checkpoint.storage import joined
-from holdfast_workers.spec import DataSpec, PreparedSpec, RemoteTierSpec, SourceSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec, RemoteTierSpec, SourceSpec, SpecFault
 
+_SET_NAME = re.compile(r"[0-9a-f]{32}")
 TOKENS = "tokens"
 """The folder of token sets, beside those of jobs."""
 _LEAST_SHARE = 0.01
@@ -102,10 +105,26 @@ class SourceProgress:
         return round(self.tokens * self.total_bytes / self.done_bytes)
 
 
-def requests_of(data: DataSpec, remote: RemoteTierSpec, default_root: str) -> list[SourceRequest]:
-    """A request for each source. `remote`: of the resolved spec; `default_root`: where token sets
-    are if that names no place."""
-    root = default_root if remote.uri is None else joined(remote.uri, TOKENS)
+def root_of(remote: RemoteTierSpec, data_dir: Path) -> str:
+    """The URI below which the token sets of a job with this resolved `remote` are."""
+    return str(data_dir.absolute() / TOKENS) if remote.uri is None else joined(remote.uri, TOKENS)
+
+
+def place_faults(data: DataSpec, root: str) -> list[SpecFault]:
+    """Token sets elsewhere than below `root`: the job's credentials are for that place alone."""
+    return [
+        SpecFault(
+            path=f"data.prepared.{at}.uri",
+            message=f"{each.uri!r} is not a token set below {root}, where those of this job are: "
+            "remove `prepared`, and the server prepares the sources",
+        )
+        for at, each in enumerate(data.prepared)
+        if not _SET_NAME.fullmatch(each.uri.removeprefix(f"{root}/"))
+    ]
+
+
+def requests_of(data: DataSpec, remote: RemoteTierSpec, root: str) -> list[SourceRequest]:
+    """A request for each source. `remote`: of the resolved spec; `root`: see `root_of`."""
     alone = data.model_copy(update={"prepared": ()})
     return [
         SourceRequest(alone.model_copy(update={"sources": (source,)}), remote, root)

@@ -11,20 +11,23 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from holdfast_service.errors import InvalidSpec, StorageUnavailable
 from holdfast_service.job_model.data_preparation import (
-    TOKENS,
     SourceProgress,
     needs_preparation,
     refusals,
     requests_of,
+    root_of,
     wait_text,
 )
 from holdfast_service.job_model.events.progress import DataPreparedEvent
-from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.job_spec import JobSpec, prepared_faults
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Cluster
+from holdfast_service.services.init_sources import InitSources
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
+from holdfast_workers.spec import DataSpec
 
 LOOK_S = 1.0
 """Time between two looks at a preparation."""
@@ -35,9 +38,12 @@ Transaction = Callable[[], AbstractAsyncContextManager[JobTransaction]]
 
 
 class TokenPreparation:
-    def __init__(self, cluster: Cluster, data_dir: Path, transaction: Transaction) -> None:
+    def __init__(
+        self, cluster: Cluster, data_dir: Path, sources: InitSources, transaction: Transaction
+    ) -> None:
         self._cluster = cluster
-        self._default_root = str(data_dir.absolute() / TOKENS)
+        self._data_dir = data_dir
+        self._sources = sources
         self._transaction = transaction
 
     async def advance(self, job: JobRecord) -> float | None:
@@ -48,23 +54,45 @@ class TokenPreparation:
         spec = JobSpec.model_validate(job.spec)
         if spec.has_own_model or not needs_preparation(spec.data):
             return None
-        requests = requests_of(spec.data, spec.checkpoint.remote, self._default_root)
+        remote = spec.checkpoint.remote
+        requests = requests_of(spec.data, remote, root_of(remote, self._data_dir))
         progress = await self._cluster.prepare_tokens(requests)
+        prepared = tuple(each.prepared for each in progress if each.prepared is not None)
+        data = spec.data.model_copy(update={"prepared": prepared})
+        is_ready = len(prepared) == len(progress)
+        unfit = ""
+        if is_ready:
+            try:
+                unfit = await self._why_unfit(spec.model_copy(update={"data": data}), job)
+            except StorageUnavailable as error:
+                async with self._transaction() as tx:
+                    tx.wait_for("storage", f"the checkpoint of `init_from` must be read: {error}")
+                return LOOK_S
         async with self._transaction() as tx:
             if tx.state is not State.QUEUED:
                 return 0.0
             if why := refusals(progress):
                 tx.end(State.FAILED, "data_refused", why)
-                return 0.0
-            if not all(each.prepared for each in progress):
+            elif unfit:
+                tx.end(State.FAILED, "data_unfit", unfit)
+            elif is_ready:
+                self._keep(tx, data, progress)
+            else:
                 tx.wait_for(WAITS_FOR, wait_text(progress))
                 return LOOK_S
-            self._keep(tx, spec, progress)
         return 0.0
 
-    def _keep(self, tx: JobTransaction, spec: JobSpec, progress: Sequence[SourceProgress]) -> None:
-        prepared = tuple(each.prepared for each in progress if each.prepared is not None)
-        data = spec.data.model_copy(update={"prepared": prepared})
+    async def _why_unfit(self, spec: JobSpec, job: JobRecord) -> str:
+        """Why the job cannot train on its token sets; "" if it can. Raises StorageUnavailable."""
+        faults = [f"{fault.path}: {fault.message}" for fault in prepared_faults(spec)]
+        if not faults:
+            try:
+                await self._sources.check_again(spec, job.origin)
+            except InvalidSpec as error:
+                return str(error)
+        return "; ".join(faults)
+
+    def _keep(self, tx: JobTransaction, data: DataSpec, progress: Sequence[SourceProgress]) -> None:
         waits = tx.job.waiting
         since = waits["since"] if waits and waits["resource"] == WAITS_FOR else tx.now
         bad = [each.path + ": " + text for each in progress for text in each.bad]
@@ -72,7 +100,7 @@ class TokenPreparation:
         tx.clear_wait(WAITS_FOR)
         tx.emit(
             DataPreparedEvent(
-                sources=len(prepared),
+                sources=len(progress),
                 tokens=sum(each.tokens for each in progress),
                 documents=sum(each.documents for each in progress),
                 vocabulary=data.vocabulary or 0,

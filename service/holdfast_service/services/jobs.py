@@ -34,6 +34,7 @@ from holdfast_service.errors import (
     StorageUnavailable,
 )
 from holdfast_service.job_model import job_spec
+from holdfast_service.job_model.data_preparation import place_faults, root_of
 from holdfast_service.job_model.events.codec import encode
 from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.job_spec import JobSpec
@@ -154,7 +155,11 @@ class JobService(JobCommands):
                 faults += await self._data_paths.find_faults(reading.spec)
             faults += await asyncio.to_thread(self._secret_faults, reading.spec)
         spec = job_spec.check(reading, capacity, filter(None, faults))
-        return server_store.with_store(spec, self._settings)
+        resolved = server_store.with_store(spec, self._settings)
+        root = root_of(resolved.checkpoint.remote, self._settings.data_dir)
+        if misplaced := place_faults(resolved.data, root):
+            raise InvalidSpec.of(misplaced)
+        return resolved
 
     def _secret_faults(self, spec: JobSpec) -> list[SpecFault]:
         own = spec.has_own_model

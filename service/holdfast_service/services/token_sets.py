@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast_service.errors import ClusterUnreachable, DataRefused, InvalidSpec
-from holdfast_service.job_model.data_preparation import TOKENS, requests_of
+from holdfast_service.job_model.data_preparation import requests_of, root_of
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.services.jobs import JobService
@@ -21,14 +21,15 @@ class TokenSetService:
     def __init__(self, jobs: JobService, cluster: Cluster, settings: Settings) -> None:
         self._jobs = jobs
         self._cluster = cluster
-        self._default_root = str(settings.data_dir.absolute() / TOKENS)
+        self._data_dir = settings.data_dir
 
     async def prepare(self, document: Mapping[str, Any]) -> DataPreparationView:
         """Begin to prepare the sources of a spec, or go on, and say how far they are; to be asked
         again until they are done: without a question, the work ends after a while. Raises
         InvalidSpec, ClusterUnreachable."""
         spec = await self._spec_with_sources(document)
-        requests = requests_of(spec.data, spec.checkpoint.remote, self._default_root)
+        remote = spec.checkpoint.remote
+        requests = requests_of(spec.data, remote, root_of(remote, self._data_dir))
         try:
             progress = await self._cluster.prepare_tokens(requests)
         except ClusterUnavailable as error:

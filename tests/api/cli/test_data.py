@@ -17,10 +17,10 @@ from holdfast_service.job_model.data_preparation import PreparePhase, SourceProg
 from holdfast_service.job_model.supervisor_protocol import SamplesAnswer, SampleText
 from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
 
-PATH = "/lab/web/*.parquet"
+PATH = "s3://lab/web/*.parquet"
 DATA = DataSpec(sources=(SourceSpec(path=PATH, text="content"),))
 PREPARED = PreparedSpec(
-    uri="/tokens/1",
+    uri=f"/tokens/{'1' * 32}",
     origin=DATA.origin_of(DATA.sources[0]),
     digest="0" * 32,
     vocabulary=256,
@@ -35,9 +35,15 @@ READY = SourceProgress(
     tokens=7_000,
     documents=12,
     bad_count=7,
-    bad=tuple(f"{PATH[:9]}-{n}.parquet, row {n}: it has no text" for n in range(1, 8)),
+    bad=tuple(f"{PATH[:12]}-{n}.parquet, row {n}: it has no text" for n in range(1, 8)),
     prepared=PREPARED,
 )
+
+
+def at_home(server: LiveServer) -> SourceProgress:
+    """Ready, with its token set where those of the server's jobs are."""
+    uri = f"{server.settings.data_dir.absolute()}{PREPARED.uri}"
+    return replace(READY, prepared=PREPARED.model_copy(update={"uri": uri}))
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +105,7 @@ def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
 def test_samples_are_shown_as_text(
     server: LiveServer, job_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.cluster.token_sets = (READY,)
+    server.cluster.token_sets = (at_home(server),)
     server.cluster.samples = SamplesAnswer((SampleText(0, PATH, 9, "To be, or not to be"),))
     assert run(["data", "show", job_file, "--samples", "1"]) == ExitCode.OK
     title, text = capsys.readouterr().out.splitlines()
@@ -115,7 +121,7 @@ def test_a_spec_without_sources_or_with_damaged_data_is_refused_with_what_to_do(
     assert "the spec has no data.sources: there is nothing to prepare" in capsys.readouterr().err
     document = {**SPEC, "data": {"sources": [{"path": PATH, "text": "content"}]}}
     Path(job_file).write_text(json.dumps(document))
-    server.cluster.token_sets = (READY,)
+    server.cluster.token_sets = (at_home(server),)
     server.cluster.samples = SamplesAnswer(error="a shard is damaged: prepare the data again")
     assert run(["data", "show", job_file]) == ExitCode.CONFLICT
     assert "a shard is damaged: prepare the data again" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec, parse, prepared_faults
 from holdfast_service.job_model.model_memory import memory_model
 from holdfast_workers.checkpoint.location_faults import before_pattern
+from holdfast_workers.spec import DataSpec, SourceSpec
 
 DIGEST = "0123456789abcdef" * 2
 WEB = {"path": "s3://lab/web/*.parquet", "text": "content"}
@@ -19,8 +20,18 @@ CODE = {"path": "/data/code/**/*.jsonl.zst"}
 TOKENIZER = "/models/qwen/tokenizer.json"
 
 
-def prepared(vocabulary: int = 1000, digest: str = DIGEST) -> dict[str, Any]:
-    return {"uri": "s3://lab/sets/a", "digest": digest, "vocabulary": vocabulary, "tokens": 10}
+def prepared(
+    source: dict[str, Any], vocabulary: int = 1000, tokenizer: str = TOKENIZER
+) -> dict[str, Any]:
+    """The token set of a source."""
+    made = SourceSpec.model_validate(source)
+    return {
+        "uri": "s3://lab/sets/a",
+        "origin": DataSpec(tokenizer=tokenizer).origin_of(made),
+        "digest": DIGEST,
+        "vocabulary": vocabulary,
+        "tokens": 10,
+    }
 
 
 def document(**data: Any) -> dict[str, Any]:
@@ -42,7 +53,11 @@ def faults(spec: dict[str, Any]) -> list[tuple[str, str]]:
         {"sources": [WEB, {**WEB, "text": "title"}], "document_end": None},
         {"sources": [WEB], "tokenizer": TOKENIZER, "document_end": "<|endoftext|>"},
         {"sources": [WEB, CODE], "bad_records": 0, "shuffle_gb": 0.5, "tokenizer": TOKENIZER},
-        {"sources": [WEB, CODE], "tokenizer": TOKENIZER, "prepared": [prepared()] * 2},
+        {
+            "sources": [WEB, CODE],
+            "tokenizer": TOKENIZER,
+            "prepared": [prepared(WEB), prepared(CODE)],
+        },
         {
             "sources": [
                 {"path": "s3://lab"},
@@ -87,7 +102,7 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
                 "document_end": "<|endoftext|>",
                 "bad_records": 0.5,
                 "shuffle_gb": 1,
-                "prepared": [prepared()],
+                "prepared": [prepared(WEB)],
             }.items()
         ),
         (
@@ -178,18 +193,28 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
             "twice: remove one of them, or give each source a weight",
         ),
         (
-            {"sources": [WEB, CODE], "prepared": [prepared()], "tokenizer": TOKENIZER},
+            {"sources": [WEB, CODE], "prepared": [prepared(WEB)], "tokenizer": TOKENIZER},
             "data.prepared",
             f"its length is 1, and that of sources 2: {PREPARE}",
         ),
         (
-            {"sources": [WEB, CODE], "prepared": [prepared(), prepared(7)], "tokenizer": TOKENIZER},
+            {
+                "sources": [WEB, CODE],
+                "prepared": [prepared(WEB), prepared(CODE, 7)],
+                "tokenizer": TOKENIZER,
+            },
             "data.prepared",
             "its token sets are of vocabularies of 7 and 1000 tokens, and a job has one tokenizer: "
             f"{PREPARE}",
         ),
         (
-            {"sources": [WEB], "prepared": [{**prepared(), "uri": "sets/a"}]},
+            {"sources": [WEB, CODE], "prepared": [prepared(WEB)] * 2, "tokenizer": TOKENIZER},
+            "data.prepared.1",
+            "the token set was made of another source, tokenizer or setting than those of source "
+            f"1: {PREPARE}",
+        ),
+        (
+            {"sources": [WEB], "prepared": [{**prepared(WEB, 256, "bytes"), "uri": "sets/a"}]},
             "data.prepared.0.uri",
             "'sets/a' cannot be read: use an absolute path, file:///path or s3://bucket/prefix",
         ),
@@ -249,7 +274,11 @@ def test_the_part_before_a_pattern_has_none_and_begins_the_path(path: str) -> No
 
 
 def with_sets(spec: JobSpec, vocabulary: int) -> JobSpec:
-    data = {**spec.data.model_dump(), "prepared": [prepared(vocabulary)] * len(spec.data.sources)}
+    sets = [
+        prepared(source.model_dump(), vocabulary, spec.data.tokenizer)
+        for source in spec.data.sources
+    ]
+    data = {**spec.data.model_dump(), "prepared": sets}
     return JobSpec.model_validate({**spec.model_dump(mode="json"), "data": data})
 
 

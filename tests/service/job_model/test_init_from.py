@@ -97,7 +97,7 @@ DATA: dict[str, Any] = {"tokenizer": "/models/a/tokenizer.json", "sources": SOUR
 
 
 def _token_set(digit: str, vocabulary: int = 300) -> dict[str, Any]:
-    facts = {"uri": f"/sets/{digit}", "digest": digit * 32}
+    facts = {"uri": f"/sets/{digit}", "origin": digit, "digest": digit * 32}
     return {**facts, "vocabulary": vocabulary, "tokens": 9}
 
 

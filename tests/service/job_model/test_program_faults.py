@@ -159,7 +159,9 @@ CHANGED: dict[str, Any] = {
     "data.document_end": "<|endoftext|>",
     "data.bad_records": 0.5,
     "data.shuffle_gb": 1,
-    "data.prepared": [{"uri": "/sets", "digest": "0" * 32, "vocabulary": 256, "tokens": 1}],
+    "data.prepared": [
+        {"uri": "/sets", "origin": "a", "digest": "0" * 32, "vocabulary": 256, "tokens": 1}
+    ],
     "train": {"steps": 10},
     "parallel.zero": 1,
     "parallel.context_method": "ring",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import (
     JOB,
@@ -54,6 +56,24 @@ async def test_a_job_whose_data_is_refused_ends_before_it_takes_nodes(
     assert ended.outcome is not None
     assert ended.outcome.code == "data_refused"
     assert ended.outcome.message == f"{SOURCE.path}: {why}"
+    assert job.id not in cluster.starts
+
+
+async def test_a_job_whose_mesh_does_not_fit_the_vocabulary_ends_before_it_takes_nodes(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    odd = PREPARED.model_copy(update={"vocabulary": 257})
+    cluster.token_sets = (replace(READY, prepared=odd),)
+    document = {**WITH_SOURCES, "parallel": {"tp": 2, "vocabulary_parallel": True}}
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit(document)
+        ended = await until_state(jobs, job.id, State.FAILED)
+    assert ended.outcome is not None
+    assert ended.outcome.code == "data_unfit"
+    assert ended.outcome.message == (
+        "parallel.vocabulary_parallel: the vocabulary of 257 is not divisible by tp 2: use another "
+        "tp, or remove vocabulary_parallel"
+    )
     assert job.id not in cluster.starts
 
 

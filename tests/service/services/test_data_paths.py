@@ -18,6 +18,7 @@ from holdfast_service.services import data_paths
 from holdfast_service.services.data_paths import DataPaths
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
+from holdfast_workers.spec import DataSpec, SourceSpec
 
 
 async def test_a_missing_path_is_refused_with_a_remedy(jobs: JobService, tmp_path: Path) -> None:
@@ -117,10 +118,22 @@ async def test_each_missing_source_and_tokenizer_is_named_at_its_own_path(
     assert await jobs.validate({"name": "x", "data": {**data, "sources": sources[:1]}})
 
 
-async def test_files_of_sources_that_are_prepared_are_not_looked_for(jobs: JobService) -> None:
-    token_set = {"uri": "/sets/a", "digest": "a" * 32, "vocabulary": 300, "tokens": 9}
+async def test_files_of_sources_that_are_prepared_are_not_looked_for(
+    jobs: JobService, settings: Settings
+) -> None:
+    source = SourceSpec(path="/nowhere")
+    token_set = {
+        "uri": f"{settings.data_dir.absolute()}/tokens/{'a' * 32}",
+        "origin": DataSpec(tokenizer="/nowhere").origin_of(source),
+        "digest": "a" * 32,
+        "vocabulary": 300,
+        "tokens": 9,
+    }
     data = {"sources": [{"path": "/nowhere"}], "tokenizer": "/nowhere", "prepared": [token_set]}
     assert await jobs.validate({"name": "x", "data": data})
+    elsewhere = {**data, "prepared": [{**token_set, "uri": f"/etc/{'a' * 32}"}]}
+    with pytest.raises(InvalidSpec, match=r"is not a token set below .*/tokens, where those of"):
+        await jobs.validate({"name": "x", "data": elsewhere})
 
 
 async def test_few_nodes_are_asked_at_once_and_all_within_the_deadline() -> None:

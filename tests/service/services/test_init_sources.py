@@ -217,7 +217,13 @@ async def test_the_source_is_checked_again_once_the_vocabulary_is_known(
     sources = InitSources(store, settings)
 
     def known(vocabulary: int) -> JobSpec:
-        facts = {"uri": "/sets/a", "digest": "a" * 32, "vocabulary": vocabulary, "tokens": 9}
+        facts = {
+            "uri": "/sets/a",
+            "origin": "a",
+            "digest": "a" * 32,
+            "vocabulary": vocabulary,
+            "tokens": 9,
+        }
         return JobSpec.model_validate(
             {**job.spec, "data": {**job.spec["data"], "prepared": [facts]}}
         )
