@@ -12,10 +12,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tests.end_to_end.conftest import ONE_NODE, STEPS, Product, spec
+from tests.end_to_end.conftest import ONE_NODE, Product, spec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from holdfast_service.embedded_cluster import processes
+
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(300)]
+STEPS = 30
 END = "<|end|>"
 WORDS = [f"{a}{b}{c}" for a in "bdgklmnprst" for b in "aeiou" for c in ("", "n", "r", "st")]
 
@@ -57,13 +60,19 @@ def job(corpus: Path, name: str, **changes: Any) -> dict[str, Any]:
             {"path": f"{corpus}/lines.jsonl.zst", "weight": 0.3},
         ],
     }
-    return spec(name=name, data=data, **ONE_NODE, **changes)
+    train = {**spec()["train"], "steps": STEPS}
+    return spec(name=name, data=data, train=train, **ONE_NODE, **changes)
 
 
-def kill(product: Product, program: str) -> None:
-    """SIGKILL to the processes of a program, once there are any."""
-    product.wait(lambda: bool(product.pids_of(program)))
-    for pid in product.pids_of(program):
+def kill_named(product: Product, name: str) -> None:
+    """SIGKILL to the processes of this name, once there are any."""
+
+    def found() -> list[int]:
+        pids = processes.of_cluster(product.cluster.cluster_id)
+        return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().startswith(name)]
+
+    product.wait(lambda: bool(found()))
+    for pid in found():
         os.kill(pid, signal.SIGKILL)
 
 
@@ -73,10 +82,10 @@ def test_two_jobs_share_their_tokens_and_faults_change_no_bit(
     client = product.client
     first = client.submit(job(corpus, "tokens"))
     second = client.submit(job(corpus, "tokens-too"))
-    kill(product, "ray::TokenPreparer")
-    product.wait_step(second.id, 5)
+    kill_named(product, "ray::TokenPrepa")
+    product.wait_step(second.id, 5, 240)
     product.kill_rank(second.id, 1)
-    kill(product, "hf-fetcher")
+    kill_named(product, "hf-fetcher")
     product.wait(lambda: any(found.closed_at for found in client.incidents(second.id)))
     for submitted in (first, second):
         ended = product.finish(submitted.id)

@@ -87,8 +87,8 @@ def show(
         return ExitCode.OK
     for sample in shown:
         title = f"sample {sample.position}, {sample.tokens} tokens of {sample.source}"
-        output.console().rule(Text(title))
-        output.console().print(Text(sample.text))
+        output.console().print(Text(title, "bold"), soft_wrap=True)
+        output.console().print(Text(sample.text), soft_wrap=True)
     return ExitCode.OK
 
 

@@ -109,7 +109,7 @@ def test_samples_are_shown_as_text(
     server.cluster.samples = SamplesAnswer((SampleText(0, PATH, 9, "To be, or not to be"),))
     assert run(["data", "show", job_file, "--samples", "1"]) == ExitCode.OK
     title, text = capsys.readouterr().out.splitlines()
-    assert f"sample 0, 9 tokens of {PATH}" in title
+    assert title == f"sample 0, 9 tokens of {PATH}"
     assert text == "To be, or not to be"
 
 
