@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from holdfast_service.settings import SECRETS, Settings
-from holdfast_workers.checkpoint.location_faults import BucketAccess, before_pattern
+from holdfast_workers.checkpoint.location_faults import BucketAccess
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.s3_endpoint import is_same_endpoint
 from holdfast_workers.checkpoint.storage import (
@@ -127,10 +127,11 @@ def source_secret_faults(data: DataSpec, secrets: Path) -> list[SpecFault]:
     prepared already, is not looked at."""
     found = []
     for at, source in enumerate(() if data.prepared else data.sources):
-        if source.secret is None or uri_fault(before_pattern(source.path)) is not None:
+        bucket = source.bucket
+        if source.secret is None or bucket is None or uri_fault(bucket) is not None:
             continue
         try:
-            credentials_for(before_pattern(source.path), source, secrets)
+            credentials_for(bucket, source, secrets)
         except SecretUnusable as error:
             found.append(SpecFault(path=f"data.sources.{at}.secret", message=str(error)))
     return found

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.job_spec import JobSpec, parse, prepared_faults
 from holdfast_service.job_model.model_memory import memory_model
-from holdfast_workers.checkpoint.location_faults import before_pattern
 from holdfast_workers.spec import DataSpec, SourceSpec
 
 DIGEST = "0123456789abcdef" * 2
@@ -61,7 +58,7 @@ def faults(spec: dict[str, Any]) -> list[tuple[str, str]]:
         {
             "sources": [
                 {"path": "s3://lab"},
-                {"path": "s3://lab/a?[0-9]/b#"},
+                {"path": "s3://lab/a?[0-9]/b#%00"},
                 {"path": "/ä b"},
             ]
         },
@@ -141,12 +138,10 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
                 "/data/a\t": f"has a control character{NO_PATH}",
                 "s3://": "cannot be read: it has no bucket: write s3://bucket/prefix",
                 "s3:///web": "cannot be read: it has no bucket: write s3://bucket/prefix",
-                "s3://*/web": "cannot be read: it has no bucket: write s3://bucket/prefix",
+                "s3://*/web": "cannot be read: '*' is not a bucket's name: use a-z, 0-9, . and -",
                 "s3://a b/web": "cannot be read: 'a b' is not a bucket's name: use a-z, 0-9, . and "
                 "-",
-                "s3://lab/a#b": "cannot be read: a query or fragment is not allowed: use letters, "
-                "digits and ._- in names",
-                "s3://lab/a\n": "cannot be read: it has a control character: remove it",
+                "s3://lab/a\n": f"has a control character{NO_PATH}",
             }.items()
         ),
         (
@@ -259,18 +254,6 @@ def test_a_recipe_of_a_user_may_read_sources() -> None:
 def test_an_invalid_source_causes_no_faults_of_other_fields() -> None:
     found = faults(document(sources=[{**CODE, "weight": 0}], tokenizer=TOKENIZER, shuffle_gb=1))
     assert [path for path, _ in found] == ["data.sources.0.weight"]
-
-
-@given(st.from_regex(r"(s3:/)?(/[a-z.*?\[\]#]{1,6}){1,4}", fullmatch=True))
-def test_the_part_before_a_pattern_has_none_and_begins_the_path(path: str) -> None:
-    start = before_pattern(path)
-    assert path.startswith(start)
-    assert not set(start) & set("*?[")
-    assert (
-        start == path
-        or not path[len(start) :].startswith("/")
-        or set("*?[") & set(path[len(start) + 1 :].split("/", maxsplit=1)[0])
-    )
 
 
 def with_sets(spec: JobSpec, vocabulary: int) -> JobSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from glob import has_magic
 from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -46,7 +45,7 @@ def data_location_faults(data: DataSpec) -> Iterator[SpecFault]:
     absolute, or in a bucket, is in `spec/data_faults.py`."""
     for at, source in enumerate(data.sources):
         section = f"data.sources.{at}"
-        if source.in_bucket and (problem := uri_fault(before_pattern(source.path))):
+        if source.bucket is not None and (problem := uri_fault(source.bucket)):
             message = f"{source.path!r} cannot be read: {problem}"
             yield SpecFault(path=f"{section}.path", message=message)
         yield from _access_faults(section, "path", source.path, source)
@@ -54,16 +53,6 @@ def data_location_faults(data: DataSpec) -> Iterator[SpecFault]:
         if problem := uri_fault(prepared.uri):
             message = f"{prepared.uri!r} cannot be read: {problem}"
             yield SpecFault(path=f"data.prepared.{at}.uri", message=message)
-
-
-def before_pattern(path: str) -> str:
-    """The folders of a glob, or of an address in a bucket, up to the first one with a pattern."""
-    if not has_magic(path):
-        return path
-    scheme, separator, rest = path.rpartition("://")
-    parts = rest.split("/")
-    literal = next(at for at, part in enumerate(parts) if has_magic(part))
-    return scheme + separator + "/".join(parts[:literal])
 
 
 def _access_faults(

@@ -67,9 +67,7 @@ def _tokenizer_faults(data: DataSpec) -> Iterator[SpecFault]:
 
 
 def _source_faults(path: str, source: SourceSpec) -> Iterator[SpecFault]:
-    # The rest of an address in a bucket is judged by `checkpoint/location_faults.py`.
-    why = None if source.in_bucket else _path_fault(source.path)
-    if why is not None:
+    if why := _path_fault(source.path, in_bucket=source.bucket is not None):
         message = (
             f"{source.path!r} {why}: write an absolute path that every node can read, or "
             "s3://bucket/prefix"
@@ -80,11 +78,11 @@ def _source_faults(path: str, source: SourceSpec) -> Iterator[SpecFault]:
         yield SpecFault(path=f"{path}.text", message=message)
 
 
-def _path_fault(path: str) -> str | None:
-    """Why the text is not a whole path."""
+def _path_fault(path: str, *, in_bucket: bool = False) -> str | None:
+    """Why the text is not a whole path. The name of a bucket: `checkpoint/location_faults.py`."""
     if any(character < " " or character == "\x7f" for character in path):
         return "has a control character"
-    if not path.startswith("/"):
+    if not in_bucket and not path.startswith("/"):
         return "is not an absolute path"
     return None
 

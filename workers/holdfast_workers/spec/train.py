@@ -49,8 +49,10 @@ class SourceSpec(Section):
     )
 
     @property
-    def in_bucket(self) -> bool:
-        return self.path.startswith("s3://")
+    def bucket(self) -> str | None:
+        """URI of its bucket; None: a path. The rest is a key or a glob, in which `?` and `#` are
+        no parts of a URI."""
+        return "/".join(self.path.split("/")[:3]) if self.path.startswith("s3://") else None
 
 
 class PreparedSpec(Section):
