@@ -272,7 +272,7 @@ def test_a_node_without_the_libraries_is_named(
     _parquet(text=TEXTS)(tmp_path / "a.parquet")
     for name in ("pyarrow", "pyarrow.parquet", "tokenizers"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
-    for data in ({}, {"tokenizer": str(tokenizer_file)}):
+    for data in (DataSpec(), DataSpec(tokenizer=str(tokenizer_file))):
         spec = SourceSpec(path=str(tmp_path / "a.parquet"))
         with pytest.raises(LibraryMissing, match=r"pip install 'holdfast-train\[data\]'"):
-            Preparation(tmp_path / "scratch", spec, DataSpec(**data)).run()
+            Preparation(tmp_path / "scratch", spec, data).run()
