@@ -190,6 +190,17 @@ def test_a_row_is_counted_from_the_beginning_of_a_divided_file(tmp_path: Path) -
     assert preparation.documents(made) == [f"{n}" for n in range(300) if n not in (250, 251)]
 
 
+def test_a_row_is_counted_from_the_beginning_of_a_divided_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [None if n == 250 else f"{n}" for n in range(300)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=11)
+    preparation = Preparation(
+        tmp_path / "scratch", SourceSpec(path=str(path)), DataSpec(bad_records=0.1), part_bytes=700
+    )
+    assert [bad.row for bad in preparation.run().bad] == [251]
+    assert len(preparation.plan()[0].parts) > 3
+
+
 def test_unusable_records_up_to_the_share_are_left_out_and_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(_lines(b"{", b"", b"  ", b'{"text": null}'))
