@@ -53,6 +53,11 @@ def parquet_records(
             done += batch.num_rows
             yield _records(batch.column(0), row, nul_ends), done / rows
             row += batch.num_rows
+        if done != rows:  # the reader takes the end of a file for the end of a column
+            raise DataRefused(
+                f"{name} is damaged or cut off: it has {done:,} of {rows:,} rows from row "
+                f"{row - done:,} on: copy or write it again"
+            )
 
 
 def arrow_records(
