@@ -16,6 +16,7 @@ from holdfast_workers.checkpoint.s3_transfers import Download
 from holdfast_workers.checkpoint.storage import StorageDenied, TransientStorageError
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import SourceSpec
+from holdfast_workers.token_sets.prepare import make_part
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt", "a.parquet"])
@@ -49,6 +50,31 @@ def test_a_bucket_that_goes_away_in_a_file_is_no_fault_of_the_file(
             preparation.run()
     assert not list((tmp_path / "scratch").glob("*"))
     assert preparation.run().documents > 0
+
+
+def test_a_copy_of_an_object_is_gone_with_its_process(tmp_path: Path, s3_server: S3Server) -> None:
+    bucket, scratch = s3_server.new_bucket(), tmp_path / "scratch"
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
+    s3_server.client.upload_file(str(tmp_path / "a.parquet"), bucket, "a.parquet")
+    preparation = Preparation(
+        scratch,
+        SourceSpec(path=f"s3://{bucket}/a.parquet"),
+        options=StorageOptions(endpoint=s3_server.endpoint, credentials=CREDENTIALS),
+    )
+    plan, tokenizer = preparation.plan()
+    names: list[Path] = []
+    copies: list[Path] = []
+
+    def look(_nbytes: int) -> None:
+        names.extend(scratch.iterdir())
+        opened = [path for path in Path("/proc/self/fd").iterdir() if path.is_file()]
+        copies.extend(path for path in map(Path.readlink, opened) if path.parent == scratch)
+
+    make_part(
+        plan, plan.parts[0], tokenizer, preparation.storage, preparation.options, scratch, look
+    )
+    assert copies
+    assert not names
 
 
 def test_a_bucket_that_may_not_be_read_is_named(s3_server: S3Server, tmp_path: Path) -> None:
