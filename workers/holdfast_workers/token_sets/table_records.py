@@ -65,8 +65,8 @@ def arrow_records(
 ) -> Iterator[tuple[RecordBatch, float]]:
     """Records of a file in Arrow's stream or file format, and the share that is done."""
     arrow = library("pyarrow")
-    size = max(path.stat().st_size, 1)
     with _broken_file(name, FileKind.ARROW), arrow.OSFile(str(path)) as stream:
+        size = path.stat().st_size
         row = 1
         for batch in _arrow_batches(name, path, stream, column):
             for start in range(0, batch.num_rows, _MOST_ROWS):
