@@ -18,6 +18,7 @@ SERVER_PACKAGES = ("ray", "torch", "sqlalchemy", "fastapi", "uvicorn")
 
 class Extra(StrEnum):
     WORKERS = "workers"
+    DATA = "data"
     SERVER = "server"
     MLFLOW = "mlflow"
     TENSORBOARD = "tensorboard"

@@ -218,7 +218,7 @@ async def test_a_change_during_a_read_is_not_missed(store: Store, settings: Sett
     job = (await services.jobs.submit({"name": "x"}))[0].id
     reads = 0
 
-    async def read(last: int) -> streams.Part:
+    async def read(last: int) -> streams.StreamPart:
         nonlocal reads
         page = await services.jobs.history.events(job, last, 100)
         reads += 1

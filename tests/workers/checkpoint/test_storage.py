@@ -50,6 +50,19 @@ def test_an_object_of_any_size_is_read_as_written(root: Storage, nbytes: int) ->
     assert root.below("deep/in").read("a.bin") == content
 
 
+def test_a_listing_shows_what_has_changed(root: Storage) -> None:
+    write_small(root, "deep/a.bin", b"one")
+    write_small(root, "deep/b.bin", b"two")
+    write_small(root, "other", b"three")
+    first = root.listing()
+    assert {name: facts.nbytes for name, facts in first.items()} == root.objects()
+    assert sorted(root.listing("deep/")) == ["deep/a.bin", "deep/b.bin"]
+    write_small(root, "deep/a.bin", b"six")
+    assert root.below("deep").listing("a") != {"a.bin": first["deep/a.bin"]}
+    assert root.below("deep").listing("b") == {"b.bin": first["deep/b.bin"]}
+    assert root.below("nothing").listing() == {}
+
+
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_a_write_that_raises_leaves_nothing(
     root: Storage, s3_server: S3Server, nbytes: int

@@ -13,7 +13,12 @@ from tensorboardX import SummaryWriter
 
 from holdfast_workers.program_metrics import event_files
 from holdfast_workers.program_metrics.event_files import EventFiles
-from holdfast_workers.program_metrics.event_records import HEADER, BadRecord, record_bytes, scalars
+from holdfast_workers.program_metrics.event_records import (
+    HEADER,
+    DamagedRecord,
+    record_bytes,
+    scalars,
+)
 from holdfast_workers.protocol.programs import ProgramStep
 
 
@@ -149,7 +154,7 @@ def test_any_data_in_a_record_are_read_or_refused(data: bytes) -> None:
     assert record_bytes(record[:HEADER]) == len(record)
     try:
         assert isinstance(scalars(record), list)
-    except BadRecord as error:
+    except DamagedRecord as error:
         assert str(error)
 
 

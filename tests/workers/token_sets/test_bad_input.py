@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,13 @@ def _arrow(path: Path) -> bytes:
 
 def _cut_arrow(bytes_of_end: int) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(_arrow(path)[:-bytes_of_end])
+
+
+def _damaged_arrow(path: Path) -> None:
+    content = _arrow(path)
+    offsets = struct.pack("<3i", 0, 17, 34)
+    assert offsets in content
+    path.write_bytes(content.replace(offsets, struct.pack("<3i", 0, 2**31 - 1, 34)))
 
 
 def _duplicated(path: Path) -> None:
@@ -140,6 +148,10 @@ CASES = {
     "no_rows": Bad("a.parquet", _parquet(text=pa.array([], pa.string())), "no document", "check"),
     "cut_arrow": Bad("a.arrow", _cut_arrow(100), "a.arrow is cut off", "copy it again"),
     "arrow_without_end": Bad("a.arrow", _cut_arrow(8), "a.arrow is cut off", "copy it again"),
+    "damaged_arrow": Bad("a.arrow", _damaged_arrow, "a.arrow is damaged", "write it again"),
+    "joined_arrow": Bad(
+        "a.arrow", lambda path: path.write_bytes(_arrow(path) * 2), "goes on after its end", "write"
+    ),
     "two_columns": Bad("a.arrow", _duplicated, "several columns 'text'", "one of each name"),
     "zip": Bad("a.txt", b"PK\x03\x04rest", "text by its name and zip by its content", "suffix"),
     "unknown_kind": Bad("a.csv", b"text\nx\n", "a.csv: its kind is not known", "convert or rename"),
@@ -188,6 +200,17 @@ def test_a_row_is_counted_from_the_beginning_of_a_divided_file(tmp_path: Path) -
     made = preparation.run()
     assert [(bad.file, bad.row) for bad in made.bad] == [(str(path), 251), (str(path), 252)]
     assert preparation.documents(made) == [f"{n}" for n in range(300) if n not in (250, 251)]
+
+
+def test_a_row_is_counted_from_the_beginning_of_a_divided_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [None if n == 250 else f"{n}" for n in range(300)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=11)
+    preparation = Preparation(
+        tmp_path / "scratch", SourceSpec(path=str(path)), DataSpec(bad_records=0.1), part_bytes=700
+    )
+    assert [bad.row for bad in preparation.run().bad] == [251]
+    assert len(preparation.plan()[0].parts) > 3
 
 
 def test_unusable_records_up_to_the_share_are_left_out_and_named(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ class _Interrupted(MemoryStorage):
         with self._counted():
             super().put_new(name, content)
 
-    def delete(self, name: str) -> None:
+    def delete_all(self) -> None:
         with self._counted():
-            super().delete(name)
+            super().delete_all()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -159,7 +159,8 @@ def test_a_preparation_that_is_interrupted_anywhere_goes_on_to_the_same_set(
             assert kept == whole.bucket.objects
         else:
             break
-    assert operation > 3 * len(undisturbed.shards)  # a shard, its part's record, its removal
+    shards = len(undisturbed.shards)
+    assert operation == 2 * shards + 3  # each with a part's record; manifest, removal, the end
 
 
 def test_parts_that_are_finished_are_not_made_again(lines: Preparation) -> None:
@@ -221,6 +222,25 @@ def test_a_source_that_changes_meanwhile_is_refused(
     with pytest.raises(SourceChanged, match=r"b\.jsonl.* when the preparation began"):
         make_part(plan, part, tokenizer, folder, lines.options, lines.scratch, changed)
     assert not finished_parts(plan, folder)
+
+
+def test_a_change_while_a_file_is_read_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [f"{n} {'x' * n}" for n in range(3000)]
+    pq.write_table(pa.table({"text": texts}), path, compression="none", use_dictionary=False)
+    preparation = Preparation(tmp_path / "scratch", SourceSpec(path=str(path)))
+    plan, tokenizer = preparation.plan()
+
+    def cut(_nbytes: int) -> None:
+        path.write_bytes(path.read_bytes()[:10])
+
+    with pytest.raises(
+        SourceChanged, match=r"a\.parquet is not the file that was listed"
+    ) as raised:
+        make_part(
+            plan, plan.parts[0], tokenizer, preparation.storage, preparation.options, tmp_path, cut
+        )
+    assert "is damaged or cut off: it has" in str(raised.value.__context__)
 
 
 def test_another_tokenizer_than_the_plans_is_refused(

@@ -79,7 +79,9 @@ class S3Storage:
     def listing(self, prefix: str = "") -> dict[str, ObjectFacts]:
         objects = self._bucket.pages("list_objects_v2", "Contents", self._root + prefix)
         return {
-            item["Key"].removeprefix(self._root): ObjectFacts(item["Size"], item["ETag"].strip('"'))
+            item["Key"].removeprefix(self._root): ObjectFacts(
+                item["Size"], str(item.get("ETag", item.get("LastModified")))
+            )
             for item in objects
         }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from holdfast_workers.program_metrics.event_records import (
     HEADER,
     LARGEST,
-    BadRecord,
+    DamagedRecord,
     Scalar,
     record_bytes,
     scalars,
@@ -120,7 +120,7 @@ class EventFiles:
             before = file.offset
             try:
                 found += _new_scalars(file, left, until)
-            except (OSError, BadRecord) as error:
+            except (OSError, DamagedRecord) as error:
                 file.problem = f"{file.path} is not read any further: {error}"
                 self.problem = file.problem
             left -= file.offset - before
@@ -150,7 +150,7 @@ class EventFiles:
 
 def _new_scalars(file: _EventFile, at_most: float, until: float) -> list[Scalar]:
     """Read the whole records after the file's offset, about `at_most` bytes, until then. Raises
-    OSError, BadRecord."""
+    OSError, DamagedRecord."""
     found: list[Scalar] = []
     end = file.offset + at_most
     with file.path.open("rb") as source:

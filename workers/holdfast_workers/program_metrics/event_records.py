@@ -19,7 +19,7 @@ _FOOTER = 4
 _MASK = 0xA282EAD8
 
 
-class BadRecord(ValueError):
+class DamagedRecord(ValueError):
     """The bytes are not those of a record."""
 
 
@@ -34,23 +34,23 @@ class Scalar:
 
 
 def record_bytes(header: bytes) -> int:
-    """The length of a whole record, from its first `HEADER` bytes. Raises BadRecord."""
+    """The length of a whole record, from its first `HEADER` bytes. Raises DamagedRecord."""
     length, checksum = struct.unpack("<QI", header)
     if _masked_crc(header[:8]) != checksum:
-        raise BadRecord("the checksum of a record's length is wrong")
+        raise DamagedRecord("the checksum of a record's length is wrong")
     return HEADER + int(length) + _FOOTER
 
 
 def scalars(record: bytes) -> list[Scalar]:
-    """The scalars of a whole record. Raises BadRecord."""
+    """The scalars of a whole record. Raises DamagedRecord."""
     payload = record[HEADER:-_FOOTER]
     (checksum,) = struct.unpack("<I", record[-_FOOTER:])
     if _masked_crc(payload) != checksum:
-        raise BadRecord("the checksum of a record is wrong")
+        raise DamagedRecord("the checksum of a record is wrong")
     try:
         return list(_scalars_of_event(payload))
     except (struct.error, IndexError) as error:
-        raise BadRecord(f"a record cannot be read: {error}") from error
+        raise DamagedRecord(f"a record cannot be read: {error}") from error
 
 
 def _scalars_of_event(event: bytes) -> Iterator[Scalar]:

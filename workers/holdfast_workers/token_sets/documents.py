@@ -29,8 +29,6 @@ class RecordBatch:
 
     documents: list[Document] = field(default_factory=list)
     unusable: list[Unusable] = field(default_factory=list)
-    nbytes: int = 0
-    """Of the documents' text."""
 
     def add(self, row: int, value: object, *, nul_ends: bool) -> None:
         """Take a record by the value of its text; `nul_ends`: a NUL is a document's end."""
@@ -38,7 +36,6 @@ class RecordBatch:
         if fault is None:
             assert isinstance(value, str)
             self.documents.append(Document(row, value))
-            self.nbytes += len(value)
         else:
             self.unusable.append(Unusable(row, fault))
 

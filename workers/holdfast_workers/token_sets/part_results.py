@@ -8,6 +8,8 @@ from typing import Any
 
 from holdfast_workers.data.token_set import BadRecord, BadTokenSet, ShardFacts, shard_digest
 
+FOLDER = "parts"
+
 
 @dataclass(frozen=True)
 class PartResult:
@@ -45,7 +47,7 @@ class PartResult:
 
 
 def object_name(index: int) -> str:
-    return f"parts/{index:08d}.json"
+    return f"{FOLDER}/{index:08d}.json"
 
 
 def _sum_of(document: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 
 from holdfast_workers.data.token_set import FORMAT, TokenizerFacts, shard_digest
 from holdfast_workers.spec.train import DataSpec, SourceSpec
@@ -123,16 +124,13 @@ def _pieces(file: SourceFile, part_bytes: int) -> Iterator[Piece]:
 def _row_groups(file: SourceFile, part_bytes: int) -> Iterator[Piece]:
     sizes = row_group_sizes(file.name)
     total = max(sum(sizes), 1)
-    start = begun = passed = 0
-    for number, size in enumerate(sizes):
-        last = number == len(sizes) - 1
-        passed += size
-        until = file.nbytes if last else file.nbytes * passed // total
-        if last or until - begun >= part_bytes:
-            yield Piece(file, until - begun, start, number + 1)
-            start, begun = number + 1, until
-    if not sizes:
-        yield Piece(file, file.nbytes)
+    ends = [file.nbytes * passed // total for passed in accumulate(sizes)]
+    start = begun = 0
+    for number in range(1, len(ends)):
+        if ends[number] - begun > part_bytes:
+            yield Piece(file, ends[number - 1] - begun, start, number)
+            start, begun = number, ends[number - 1]
+    yield Piece(file, file.nbytes - begun, start, len(sizes))
 
 
 def _groups(pieces: Iterable[Piece], part_bytes: int) -> Iterator[list[Piece]]:

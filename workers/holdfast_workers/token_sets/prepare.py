@@ -26,7 +26,7 @@ from holdfast_workers.data.token_set import MANIFEST, BadRecord, BadTokenSet, To
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import BYTES
 from holdfast_workers.token_sets.documents import RecordBatch, Unusable
-from holdfast_workers.token_sets.part_results import PartResult, object_name
+from holdfast_workers.token_sets.part_results import FOLDER, PartResult, object_name
 from holdfast_workers.token_sets.piece_records import PieceRecords
 from holdfast_workers.token_sets.plan import SHARD_BYTES, Part, Piece, PreparePlan
 from holdfast_workers.token_sets.refusals import DataRefused, SourceChanged
@@ -109,8 +109,7 @@ def finish(plan: PreparePlan, results: Mapping[int, PartResult], set_storage: St
         set_storage.put_new(MANIFEST, made.encode())
     except ObjectExists:
         made = read_set(set_storage, made.digest)
-    for part in plan.parts:
-        set_storage.delete(object_name(part.index))
+    set_storage.below(FOLDER).delete_all()
     return made
 
 

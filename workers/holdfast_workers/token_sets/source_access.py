@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,21 +65,23 @@ class SourceAccess:
 
     @contextlib.contextmanager
     def on_disk(self, file: SourceFile, form: FileForm) -> Iterator[Path]:
-        """A file on this node with the content; a copy is removed at the end of the block."""
+        """A file on this node with the content. A copy has no name: nothing of it is left when the
+        block or the process ends."""
         if not file.name.startswith(SCHEME):
             with self.opened(file, form):
                 yield Path(file.name)
             return
-        copy = self._scratch / f"{secrets.token_hex(8)}.copy"
-        try:
-            with self.opened(file, form) as stream, _failures_of(copy):
+        with contextlib.ExitStack() as until_read:
+            with self.opened(file, form) as stream, _failures_of(self._scratch):
                 self._scratch.mkdir(parents=True, exist_ok=True)
-                with copy.open("wb") as written:
-                    while piece := stream.read(_READ_BYTES):
-                        written.write(piece)
-            yield copy
-        finally:
-            copy.unlink(missing_ok=True)
+                # Without a buffer, whose bytes a full disk would refuse once more at its end.
+                copy = until_read.enter_context(
+                    tempfile.TemporaryFile(buffering=0, dir=self._scratch)
+                )
+                while piece := memoryview(stream.read(_READ_BYTES)):
+                    while piece:
+                        piece = piece[copy.write(piece) :]
+            yield Path(f"/proc/self/fd/{copy.fileno()}")
 
     def _facts(self, name: str) -> ObjectFacts | None:
         if not name.startswith(SCHEME):

@@ -53,6 +53,11 @@ def parquet_records(
             done += batch.num_rows
             yield _records(batch.column(0), row, nul_ends), done / rows
             row += batch.num_rows
+        if done != rows:  # the reader takes the end of a file for the end of a column
+            raise DataRefused(
+                f"{name} is damaged or cut off: it has {done:,} of {rows:,} rows from row "
+                f"{row - done:,} on: copy or write it again"
+            )
 
 
 def arrow_records(
@@ -60,8 +65,8 @@ def arrow_records(
 ) -> Iterator[tuple[RecordBatch, float]]:
     """Records of a file in Arrow's stream or file format, and the share that is done."""
     arrow = library("pyarrow")
-    size = max(path.stat().st_size, 1)
     with _broken_file(name, FileKind.ARROW), arrow.OSFile(str(path)) as stream:
+        size = path.stat().st_size
         row = 1
         for batch in _arrow_batches(name, path, stream, column):
             for start in range(0, batch.num_rows, _MOST_ROWS):
@@ -88,29 +93,39 @@ def _arrow_batches(name: str, path: Path, stream: Any, column: str) -> Iterator[
     at = _check_column(name, reader.schema, column)
     for batch in reader:
         yield batch.select([at])
+    if stream.tell() != path.stat().st_size:
+        raise DataRefused(
+            f"{name} goes on after its end at byte {stream.tell():,}: it is damaged, or several "
+            "files were joined: copy or write it again"
+        )
 
 
 def _records(values: Any, row: int, nul_ends: bool) -> RecordBatch:
+    """Arrow checks nothing of a file's offsets by itself: a damaged one would be read from memory
+    that is not its own."""
     arrow = library("pyarrow")
     batch = RecordBatch()
-    if arrow.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
     try:
-        for number, text in enumerate(values.to_pylist()):
-            batch.add(row + number, text, nul_ends=nul_ends)
-    except UnicodeDecodeError:
+        values.validate(full=True)
+    except arrow.ArrowInvalid:
         return _of_bytes(values, row, nul_ends)
+    for number, text in enumerate(values.to_pylist()):
+        batch.add(row + number, text, nul_ends=nul_ends)
     return batch
 
 
 def _of_bytes(values: Any, row: int, nul_ends: bool) -> RecordBatch:
+    """Records of which some are not UTF-8. Raises ArrowInvalid if that is not all."""
     arrow = library("pyarrow")
     batch = RecordBatch()
-    for number, content in enumerate(values.cast(arrow.large_binary()).to_pylist()):
-        if content is None:
+    large = arrow.types.is_large_string(values.type)
+    content = values.view(arrow.large_binary() if large else arrow.binary())
+    content.validate(full=True)
+    for number, text in enumerate(content.to_pylist()):
+        if text is None:
             batch.add(row + number, None, nul_ends=nul_ends)
         else:
-            batch.add_bytes(row + number, content, nul_ends=nul_ends)
+            batch.add_bytes(row + number, text, nul_ends=nul_ends)
     return batch
 
 
@@ -167,7 +182,12 @@ def _of(kind: Any) -> str:
 def _parquet(path: Path) -> Any:
     parquet = library("pyarrow.parquet")
     # The buffer keeps a row group's column from being read into memory at once.
-    return parquet.ParquetFile(str(path), buffer_size=_BUFFER_BYTES, pre_buffer=False)
+    return parquet.ParquetFile(
+        str(path),
+        buffer_size=_BUFFER_BYTES,
+        pre_buffer=False,
+        page_checksum_verification=True,  # of pages that have one
+    )
 
 
 @contextlib.contextmanager

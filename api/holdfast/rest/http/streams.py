@@ -44,7 +44,7 @@ class StreamRequest:
 
 
 @dataclass(frozen=True)
-class Part:
+class StreamPart:
     """Messages of a stream, encoded. `last`: the number after which the next part begins; `more`:
     it can be read at once; `over`: the job has ended, and no part follows."""
 
@@ -54,7 +54,7 @@ class Part:
     over: bool
 
 
-ReadPart = Callable[[int], Coroutine[Any, Any, Part]]
+ReadPart = Callable[[int], Coroutine[Any, Any, StreamPart]]
 """Reads the part after a number. Raises JobNotFound."""
 
 
@@ -74,18 +74,18 @@ def requested(request: Request, after: int) -> StreamRequest:
     return StreamRequest(stream, int(last))
 
 
-def event_part(page: EventPage) -> Part:
+def event_part(page: EventPage) -> StreamPart:
     text = "".join(_message(event.seq, event.kind, event.model_dump_json()) for event in page.items)
-    return Part(text.encode(), page.last_seq, page.next_cursor is not None, page.ended)
+    return StreamPart(text.encode(), page.last_seq, page.next_cursor is not None, page.ended)
 
 
-def log_part(page: LogPage) -> Part:
+def log_part(page: LogPage) -> StreamPart:
     text = "".join(_message(line.line, "log", line.model_dump_json()) for line in page.items)
-    return Part(text.encode(), page.last_line, page.next_cursor is not None, page.ended)
+    return StreamPart(text.encode(), page.last_line, page.next_cursor is not None, page.ended)
 
 
 async def follow(
-    services: Services, job_id: str, feed: JobFeed, first: Part, read: ReadPart, key: str = ""
+    services: Services, job_id: str, feed: JobFeed, first: StreamPart, read: ReadPart, key: str = ""
 ) -> AsyncGenerator[bytes, None]:
     """`first` and all parts after it, until the job has ended or was removed, or the server stops.
     `key`: streams of the feed with the same key read the same parts."""

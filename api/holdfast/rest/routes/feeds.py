@@ -85,7 +85,7 @@ async def list_events(
     if not position.stream:
         return await services.jobs.history.events(job_id, after, limit)
 
-    async def read(last: int) -> streams.Part:
+    async def read(last: int) -> streams.StreamPart:
         return streams.event_part(await services.jobs.history.events(job_id, last, streams.PAGE))
 
     first = await read(position.after)
@@ -128,7 +128,7 @@ async def list_logs(
     if not position.stream:
         return first
 
-    async def read(last: int) -> streams.Part:
+    async def read(last: int) -> streams.StreamPart:
         return streams.log_part(await reader.page(job_id, log_filter, after=last, limit=limit))
 
     async def messages(page: LogPage) -> AsyncIterator[bytes]:

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.data.preparation import END, SAMPLE
+from tokenizers import Tokenizer, models
+
+from holdfast_workers.data.token_set import shard_digest
+from holdfast_workers.spec.train import DataSpec
+from holdfast_workers.token_sets.refusals import DataRefused
+from holdfast_workers.token_sets.tokenizer_file import Encoder, TokenizerFile, read_tokenizer
+
+
+def test_bytes_need_no_file() -> None:
+    tokenizer = read_tokenizer(DataSpec())
+    assert tokenizer.content == b""
+    facts = tokenizer.facts
+    assert (facts.name, facts.vocabulary, facts.document_end) == ("bytes", 256, 0)
+    [ids] = Encoder(tokenizer).encode(["é☃"])
+    assert ids.dtype == np.uint16
+    assert ids.tolist() == list("é☃".encode())
+    assert Encoder(tokenizer).decode(ids) == "é☃"
+    with pytest.raises(DataRefused, match="leave document_end out"):
+        read_tokenizer(DataSpec(document_end="x"))
+
+
+def test_a_tokenizer_is_named_by_its_file_or_folder(tokenizer_file: Path) -> None:
+    tokenizer = read_tokenizer(DataSpec(tokenizer=str(tokenizer_file)))
+    assert tokenizer.facts.vocabulary == 300
+    assert tokenizer.facts.document_end == 0
+    assert tokenizer.facts.digest == shard_digest(tokenizer_file.read_bytes())
+    in_folder = read_tokenizer(DataSpec(tokenizer=str(tokenizer_file.parent)))
+    assert in_folder.content == tokenizer.content
+
+
+def test_the_vocabulary_counts_added_tokens_and_gaps(tokenizer_file: Path, tmp_path: Path) -> None:
+    changed = json.loads(tokenizer_file.read_bytes())
+    changed["added_tokens"].append({**changed["added_tokens"][0], "id": 70_000, "content": "<|x|>"})
+    changed["model"]["vocab"]["<|x|>"] = 70_000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+    data = DataSpec(tokenizer=str(tmp_path), document_end="<|x|>")
+    tokenizer = read_tokenizer(data)
+    assert (tokenizer.facts.vocabulary, tokenizer.facts.document_end) == (70_001, 70_000)
+    [ids] = Encoder(tokenizer).encode(["a<|x|>"])
+    assert ids.dtype == np.uint32
+    assert ids[-1] == 70_000
+
+
+@pytest.mark.parametrize("end", [END, {"content": END, "lstrip": False}])
+def test_the_end_is_the_eos_token_of_the_configuration(
+    tokenizer_file: Path, tmp_path: Path, end: Any
+) -> None:
+    shutil.copy(tokenizer_file, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    assert read_tokenizer(DataSpec(tokenizer=str(tmp_path))).facts.document_end == 0
+
+
+def test_nothing_is_cut_padded_or_added(
+    tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast_workers.token_sets.tokenizer_file._BATCH_BYTES", 100)
+    plain = read_tokenizer(DataSpec(tokenizer=str(tokenizer_file)))
+    cutting = Tokenizer.from_file(str(tokenizer_file))
+    cutting.enable_truncation(4)
+    cutting.enable_padding(length=512)
+    cutting.save(str(tmp_path / "tokenizer.json"))
+    changed = json.loads((tmp_path / "tokenizer.json").read_bytes())
+    changed["post_processor"] = {
+        "type": "BertProcessing",
+        "sep": [END, 0],
+        "cls": [END, 0],
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+    other = read_tokenizer(DataSpec(tokenizer=str(tmp_path), document_end=END))
+    texts = [*SAMPLE, "x", "word " * 5000]  # longer than a batch
+    expected = [ids.tolist() for ids in Encoder(plain).encode(texts)]
+    assert [ids.tolist() for ids in Encoder(other).encode(texts)] == expected
+    assert [Encoder(plain).decode(ids) for ids in expected] == texts
+
+
+def _without(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "data", "place", "remedy"),
+    [
+        (_without("tokenizer.json"), {}, "tokenizer.json does not exist on this node", "save_pret"),
+        (
+            _without("tokenizer_config.json"),
+            {},
+            "tokenizer_config.json with",
+            "set data.document_e",
+        ),
+        (lambda at: (at / "tokenizer.json").write_text("{}"), {}, "tokenizer.json is no", "save_p"),
+        (
+            lambda at: (at / "tokenizer.json").write_bytes(b"\xff"),
+            {},
+            "json is no",
+            "`save_pretrai",
+        ),
+        (
+            lambda at: Tokenizer(models.BPE()).save(str(at / "tokenizer.json")),
+            {},
+            "tokenizer.json has no tokens",
+            "published model",
+        ),
+        (
+            lambda at: (at / "tokenizer_config.json").write_text("["),
+            {},
+            "tokenizer_config.json cannot be read",
+            "set data.document_end",
+        ),
+        (
+            lambda at: (at / "tokenizer_config.json").write_text('{"eos_token": null}'),
+            {},
+            "tokenizer_config.json names no eos_token",
+            "set data.document_end",
+        ),
+        (lambda _: None, {"document_end": "</s>"}, "has no token '</s>'", "set data.document_end"),
+        (lambda _: None, {"tokenizer": "gpt2"}, "data.tokenizer 'gpt2'", "an absolute path"),
+        (lambda _: None, {"tokenizer": "/dev/null"}, "/dev/null does not exist", "tokenizer.json"),
+    ],
+)
+def test_a_bad_tokenizer_is_refused_with_its_place_and_a_remedy(
+    tokenizer_file: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    data: dict[str, str],
+    place: str,
+    remedy: str,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tokenizer_file.parent, folder)
+    damage(folder)
+    with pytest.raises(DataRefused) as raised:
+        read_tokenizer(DataSpec.model_validate({"tokenizer": str(folder), **data}))
+    assert place in str(raised.value)
+    assert remedy in str(raised.value)
+
+
+def test_an_id_beyond_the_vocabulary_is_refused(tokenizer_file: Path) -> None:
+    tokenizer = read_tokenizer(DataSpec(tokenizer=str(tokenizer_file)))
+    object.__setattr__(tokenizer.facts, "vocabulary", 20)
+    encoder = Encoder(TokenizerFile(tokenizer.facts, tokenizer.content))
+    with pytest.raises(DataRefused, match="its vocabulary has 20"):
+        list(encoder.encode(SAMPLE))
