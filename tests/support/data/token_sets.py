@@ -77,7 +77,7 @@ def random_shards(seed: int, sizes: Sequence[int], vocabulary: int = 256) -> lis
 
 
 def _encoded(tokens: Sequence[int], tokenizer: TokenizerFacts) -> bytes:
-    array: Tokens = np.array(tokens, dtype=np.uint16)
-    if tokenizer.token_bytes == 4:
-        array = np.array(tokens, dtype=np.uint32)
+    array: Tokens = np.array(tokens, dtype=np.uint32)
+    if tokenizer.token_bytes == 2:
+        array = array.astype(np.uint16)
     return encode_shard(ShardContent(array, np.array([len(tokens)], dtype=np.uint64)))

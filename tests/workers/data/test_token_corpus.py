@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -191,30 +190,3 @@ def test_few_shards_are_mapped_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     assert again.tolist() == expected.tolist()
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     assert sum(use_locks.unlink_unless_used(shard_file(tmp_path, s)) for s in many.shards) == 10
-
-
-def test_a_removal_beside_a_reader_takes_nothing_from_it(tmp_path: Path) -> None:
-    """A file that is removed while it is opened is put back by the fetch, and waited for."""
-    corpus_of = [[n % 256, 1, 2, n % 7] for n in range(40)]
-    made = MadeSet("made", corpus_of)
-    prepared = made.put_into_cache(tmp_path)
-    done = threading.Event()
-
-    def remove_and_put_back() -> None:
-        while not done.is_set():
-            for shard, content in made.contents.items():
-                path = shard_file(tmp_path, shard)
-                if use_locks.unlink_unless_used(path):
-                    (tmp_path / "new").write_bytes(content)
-                    (tmp_path / "new").replace(path)
-
-    thread = threading.Thread(target=remove_and_put_back)
-    thread.start()
-    try:
-        for _ in range(20):
-            corpus = TokenCorpus.open(data_of(prepared), tmp_path, LENGTH, 7, 60.0)
-            inputs, _ = corpus.batch(np.arange(40))
-            assert inputs[:, :3].tolist() == [tokens[:3] for tokens in corpus_of]
-    finally:
-        done.set()
-        thread.join()

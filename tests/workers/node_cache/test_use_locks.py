@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.support.waiting import eventually
 
 from holdfast_workers.node_cache import use_locks
@@ -62,3 +65,21 @@ def test_a_file_that_is_free_is_locked_until_it_is_closed(tmp_path: Path) -> Non
             assert not use_locks.is_free(second)
     with path.open("r") as second:
         assert use_locks.is_free(second)
+
+
+def test_a_file_that_is_removed_while_it_is_opened_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock = tmp_path / "file", fcntl.flock
+    path.touch()
+
+    def removed_before(file: Any, operation: int) -> None:
+        monkeypatch.undo()
+        assert use_locks.unlink_unless_used(path)
+        path.touch()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with pytest.raises(FileNotFoundError, match="was removed"):
+        use_locks.opened(path)
+    assert use_locks.unlink_unless_used(path), "nothing uses the new one"

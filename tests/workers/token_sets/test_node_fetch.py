@@ -40,7 +40,7 @@ from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.spec import PreparedSpec
 from holdfast_workers.token_sets.node_fetch import Pauses, fetch
 
-class Slow(LocalStorage):
+class HangingStore(LocalStorage):
     def open(self, name):
         if sys.argv[3] == "hang" and name == sys.argv[4]:
             print("opens", flush=True)
@@ -48,14 +48,14 @@ class Slow(LocalStorage):
         return super().open(name)
 
 prepared = PreparedSpec.model_validate_json(sys.argv[1])
-stop, pauses = threading.Event(), Pauses((0.0,), 0.05)
-fetch([prepared], lambda uri: Slow(Path(uri)), Path(sys.argv[2]), stop, lambda _: None, pauses)
+cache, stop, pauses = Path(sys.argv[2]), threading.Event(), Pauses((0.0,), 0.05)
+fetch([prepared], lambda uri: HangingStore(Path(uri)), cache, stop, lambda _: None, pauses)
 print("done", flush=True)
 sys.stdin.read()
 """
 
 
-class Store(LocalStorage):
+class RecordingStore(LocalStorage):
     """Records the objects that are opened; `at_open` may raise or wait."""
 
     def __init__(self, root: Path, at_open: Callable[[str], None] = lambda name: None) -> None:
@@ -156,7 +156,7 @@ def test_what_is_there_is_not_fetched_again(store: Path, cache: Path) -> None:
     fetched(cache, prepared)
     shard_file(cache, FIRST.shards[1]).write_bytes(b"short")
     manifest_file(cache, prepared).write_bytes(b"damaged")
-    again = Store(store)
+    again = RecordingStore(store)
     progress = fetched(cache, prepared, open_set=lambda uri: again)
     assert again.opened == [FIRST.shards[1].object_name]
     assert progress[-1].shards_there == 3
@@ -209,22 +209,24 @@ def test_a_store_that_refuses_is_asked_again(
     store: Path, cache: Path, error: Callable[[str, str], Exception]
 ) -> None:
     prepared = FIRST.store(store)
-    refusals = 6
+    refusals = 4
     reasons: list[str] = []
 
-    def open_set(uri: str) -> LocalStorage:
+    def refuse(name: str) -> None:
         nonlocal refusals
         reasons.append(reported_trouble(cache, prepared))
-        if refusals and manifest_file(cache, prepared).exists():
+        if refusals:
             refusals -= 1
-            raise error(uri, "no entry")
-        return LocalStorage(Path(uri))
+            raise error(str(store), "no entry")
 
-    fetched(cache, prepared, open_set=open_set)
-    assert refusals == 0
+    storage = RecordingStore(store, refuse)
+    fetched(cache, prepared, open_set=lambda uri: storage)
     assert f"{store}: no entry" in reasons
-    assert len(reasons) == 1 + 6 + 3, "a store that refuses one shard is not asked for the others"
+    first, *others = (shard.object_name for shard in FIRST.shards)
+    # What refuses one object is not asked for the others before it is asked again for this one.
+    assert storage.opened == [first] * 5 + others
     assert whole(cache, FIRST)
+    assert reported_trouble(cache, prepared) == ""
 
 
 def test_a_killed_fetch_goes_on_in_the_next_process(store: Path, cache: Path) -> None:
@@ -234,19 +236,21 @@ def test_a_killed_fetch_goes_on_in_the_next_process(store: Path, cache: Path) ->
         process.send_signal(signal.SIGKILL)
     assert [path.name for path in cache.glob("*.part")] == [f"shard-{FIRST.shards[1].digest}.part"]
     assert shard_file(cache, FIRST.shards[0]).exists()
-    rest = Store(store)
+    fetched(cache, SECOND.store(store / "other"))
+    assert not [*cache.glob("*.part")], "it may be of a set that is never wanted again"
+    rest = RecordingStore(store)
     fetched(cache, prepared, open_set=lambda uri: rest)
     assert rest.opened == [shard.object_name for shard in FIRST.shards[1:]]
-    assert whole(cache, FIRST)
+    assert whole(cache, FIRST, SECOND)
     assert not [*cache.glob("*.part")]
 
 
 def test_two_jobs_of_a_node_fetch_each_shard_once(store: Path, cache: Path) -> None:
     prepared = FIRST.store(store)
     together = threading.Barrier(2)
-    stores = [Store(store, lambda name: None) for _ in range(2)]
+    stores = [RecordingStore(store, lambda name: None) for _ in range(2)]
 
-    def one(own: Store) -> None:
+    def one(own: RecordingStore) -> None:
         together.wait(DEADLINE_S)
         fetched(cache, prepared, open_set=lambda uri: own)
 
@@ -273,7 +277,7 @@ def test_a_shard_that_another_process_fetches_is_waited_for(store: Path, cache: 
 def test_a_stopped_fetch_leaves_nothing_unfinished(store: Path, cache: Path) -> None:
     prepared = FIRST.store(store)
     stop = threading.Event()
-    storage = Store(store, lambda name: stop.set())
+    storage = RecordingStore(store, lambda name: stop.set())
     fetched(cache, prepared, open_set=lambda uri: storage, stop=stop)
     assert len(storage.opened) == 1
     assert names(cache) == {manifest_file(cache, prepared).name}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,7 +177,7 @@ class _Pool:
         self._nbytes = nbytes
         self._seed = seed
         self._shuffle_bytes = shuffle_bytes
-        self._tables: dict[int, _EpochTable] = {}
+        self._table = lru_cache(_TABLES)(self._new_table)  # which several threads may call
 
     def samples_at(self, indices: Indices) -> Indices:
         epochs, within = np.divmod(indices, self.size)
@@ -214,13 +215,6 @@ class _Pool:
         read += starts
         places = np.searchsorted(table.shard_starts, read, "right") - 1
         return self._first_samples[table.order[places]] + read - table.shard_starts[places]
-
-    def _table(self, epoch: int) -> _EpochTable:
-        table = self._tables.pop(epoch, None) or self._new_table(epoch)
-        self._tables[epoch] = table
-        while len(self._tables) > _TABLES:
-            del self._tables[next(iter(self._tables))]
-        return table
 
     def _new_table(self, epoch: int) -> _EpochTable:
         count = len(self._shards)

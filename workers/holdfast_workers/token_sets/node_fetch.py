@@ -128,6 +128,9 @@ class _NodeFetch:
         make_private_folder(self._cache_dir)
         for each in self._prepared:
             report_trouble(self._cache_dir, each, "")
+        for left in self._cache_dir.glob("shard-*.part"):  # of a process that was killed
+            if (unfinished := _lock_unfinished(left)) is not None:
+                _close_unfinished(unfinished, left)
         try:
             self._bring_all(self._manifests())
             sets = [self._sets[each.digest] for each in self._prepared]
