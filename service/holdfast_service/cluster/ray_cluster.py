@@ -339,7 +339,7 @@ class RayCluster:
         It has not begun while the actor is starting, also after it has ended with its node."""
         credentials = (
             self._credentials_for(request.root, request.remote, "checkpoint.remote.secret"),
-            self._credentials_for(request.source.path, request.source, "data.sources.secret"),
+            self._credentials_for(request.source.bucket, request.source, "data.sources.secret"),
         )
         actor = ray.remote(TokenPreparer).options(
             name=actor_names.token_preparer(request.name),
