@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import feather
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.data.preparation import Preparation, as_lines
@@ -18,6 +22,7 @@ from tests.support.data.preparation import Preparation, as_lines
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import DataSpec, SourceSpec
+from holdfast_workers.token_sets.refusals import DataRefused
 
 TEXTS = [f"document {n}: naïve café ☃\n{'words ' * (n % 7)}" for n in range(1, 400)]
 Write = Callable[[Path, list[str]], None]
@@ -84,6 +89,14 @@ def halves(texts: list[str]) -> tuple[list[str], list[str]]:
     return texts[: len(texts) // 2], texts[len(texts) // 2 :]
 
 
+@pytest.fixture(scope="module")
+def whole_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    for name, write in WRITERS.items():
+        write(folder / name, TEXTS)
+    return folder
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_document_of_a_file_becomes_tokens_in_order(
     tmp_path: Path, tokenizer_file: Path, name: str
@@ -106,6 +119,31 @@ def test_every_document_of_a_file_becomes_tokens_in_order(
     plan, _tokenizer = preparation.plan()
     divided = name.endswith((".jsonl", ".ndjson", ".json", "table.parquet"))
     assert (len(plan.parts) > 1) == divided
+
+
+@settings(max_examples=150, derandomize=True)
+@given(
+    name=st.sampled_from(["lines.jsonl.gz", "table.parquet", "stream.arrow", "dictionary.arrow"]),
+    place=st.floats(0, 0.999),
+    bit=st.integers(0, 7),
+    cut=st.booleans(),
+)
+def test_a_damaged_file_is_refused_or_loses_no_row_silently(
+    whole_files: Path, name: str, place: float, bit: int, cut: bool
+) -> None:
+    content = bytearray((whole_files / name).read_bytes())
+    at = int(place * len(content))
+    content[at] ^= 1 << bit
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        path.write_bytes(content[:at] if cut else content)
+        preparation = Preparation(
+            Path(folder, "scratch"), SourceSpec(path=str(path)), DataSpec(bad_records=0.9)
+        )
+        with contextlib.suppress(DataRefused):
+            made = preparation.run()
+            assert not cut
+            assert made.documents + made.bad_count == len(TEXTS)
 
 
 def test_a_file_of_text_is_one_document(tmp_path: Path) -> None:
