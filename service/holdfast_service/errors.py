@@ -229,8 +229,8 @@ class CannotExport(Conflict, code="not_exportable"):
     """The checkpoint cannot be exported in the requested format."""
 
 
-class DataRefused(Conflict, code="data_refused"):
-    """The data of a spec cannot be used as it is: the message says where, and what to do."""
+class DataUnreadable(Conflict, code="data_unreadable"):
+    """The tokens of a spec cannot be read: the message says where, and what to do."""
 
 
 class NoContent(Conflict, code="no_content"):

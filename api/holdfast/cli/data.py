@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from holdfast.client.synchronous.jobs import Client
 
 POLL_S = 1.0
-PLAIN_EVERY_S = 10.0
 MOST_BAD = 5
 COLUMNS = (
     Column("SOURCE", least=8),
@@ -99,32 +97,11 @@ for command in (prepare, show):
 
 def _prepared(client: Client, document: dict[str, Any]) -> DataPreparationView:
     """The preparation, shown until it is done."""
-    console = output.stderr()
-    if not console.is_terminal:
-        return _followed(client, document, _PlainLines().print)
-    with console.status("") as status:
-        return _followed(client, document, status.update)
-
-
-def _followed(
-    client: Client, document: dict[str, Any], show_text: Callable[[str], None]
-) -> DataPreparationView:
-    while not (found := client.prepare_data(document)).done:
-        show_text(found.text)
-        time.sleep(POLL_S)
+    with output.changing_line() as show:
+        while not (found := client.prepare_data(document)).done:
+            show(found.text)
+            time.sleep(POLL_S)
     return found
-
-
-class _PlainLines:
-    """Prints a line when it has changed, at most every `PLAIN_EVERY_S`."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def print(self, text: str) -> None:
-        if time.monotonic() >= self._next:
-            output.progress(text)
-            self._next = time.monotonic() + PLAIN_EVERY_S
 
 
 def _row(source: SourceProgressView) -> list[str]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 POLL_FACTOR = 10.0
 """Comparing a long job takes a while: at most a tenth of the time is spent on it."""
-PLAIN_EVERY_S = 10.0
 EXIT_CODES = {ReplayResult.EQUAL: ExitCode.OK, ReplayResult.DIFFERENT: ExitCode.JOB_FAILED}
 
 
@@ -112,12 +111,9 @@ def _one_sided_text(found: ComparisonView) -> str:
 
 def _follow(client: Client, replay: JobView, limit_s: float) -> ComparisonView:
     """Show the replay until its comparison has a result. Raises WaitTimeout."""
-    console = output.stderr()
-    console.print(f"replay {replay.id}")
-    if not console.is_terminal:
-        return _compared(client, replay.id, limit_s, _PlainLines().print)
-    with console.status("") as status:
-        return _compared(client, replay.id, limit_s, status.update)
+    output.progress(f"replay {replay.id}")
+    with output.changing_line() as show:
+        return _compared(client, replay.id, limit_s, show)
 
 
 def _compared(
@@ -144,18 +140,6 @@ def _progress_text(replay: JobView, found: ComparisonView) -> Text:
     if replay.waiting is not None:
         text += f"; waiting for {replay.waiting.resource}: {replay.waiting.reason}"
     return Text.assemble(output.state_text(replay.state), text)
-
-
-class _PlainLines:
-    """Prints a line at times, for a log."""
-
-    def __init__(self) -> None:
-        self._last = -PLAIN_EVERY_S
-
-    def print(self, line: Text) -> None:
-        if time.monotonic() - self._last >= PLAIN_EVERY_S:
-            self._last = time.monotonic()
-            output.progress(line)
 
 
 def _finish(client: Client, replay_id: str, found: ComparisonView) -> JobView:

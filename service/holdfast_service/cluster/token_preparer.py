@@ -44,7 +44,13 @@ from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import PreparedSpec
 from holdfast_workers.token_sets.part_results import PartResult
 from holdfast_workers.token_sets.plan import Part, PreparePlan, plan_parts
-from holdfast_workers.token_sets.prepare import finish, finished_parts, make_part, read_set
+from holdfast_workers.token_sets.prepare import (
+    check_share,
+    finish,
+    finished_parts,
+    make_part,
+    read_set,
+)
 from holdfast_workers.token_sets.source_files import list_source
 from holdfast_workers.token_sets.tokenizer_file import TokenizerFile, read_tokenizer
 
@@ -81,6 +87,7 @@ class TokenPreparer:
             endpoint=request.source.endpoint,
             region=request.source.region,
             credentials=credentials[1],
+            refuse_local=request.refuse_local,
         )
         self._progress = SourceProgress(request.source.path)
         self._asked_at = time.monotonic()
@@ -129,10 +136,11 @@ class TokenPreparer:
         storage = open_storage(self._request.root, self._store).below(plan.key)
         self._note(files=plan.files, total_bytes=plan.source_bytes, waits="")
         try:
-            return read_set(storage, None), storage
+            made = read_set(storage, None)
         except ObjectMissing:
-            results = self._make_parts(plan, tokenizer, storage)
-            return finish(plan, results, storage), storage
+            made = finish(plan, self._make_parts(plan, tokenizer, storage), storage)
+        check_share(made, data.bad_records)
+        return made, storage
 
     def _finish(self, made: TokenSet, storage: Storage) -> None:
         self._note(
@@ -190,7 +198,9 @@ class TokenPreparer:
         return made
 
     def _start(self, shared: Any, part: Part, uri: str) -> Any:
-        task = ray.remote(_make_part).options(num_cpus=1, max_retries=0, **with_code(None))
+        task = ray.remote(_make_part).options(
+            num_cpus=_cpus_of_task(), max_retries=0, **with_code(None)
+        )
         return task.remote(shared, part, uri, self._store, self._source)
 
     def _outcome(self, task: Any, part: Part) -> PartResult | str:
@@ -277,6 +287,12 @@ def _no_progress(nbytes: int) -> None:
 
 def _bytes_of(made: dict[int, PartResult]) -> int:
     return sum(part.source_bytes for part in made.values())
+
+
+def _cpus_of_task() -> float:
+    """One, or what the largest node has."""
+    found = (node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
+    return min(1.0, max(found, default=1.0) or 1.0)
 
 
 def _most_tasks() -> int:

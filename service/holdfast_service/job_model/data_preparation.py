@@ -36,6 +36,8 @@ class SourceRequest:
     """How the storage of the token sets is reached."""
     root: str
     """URI below which the token sets are."""
+    refuse_local: bool = False
+    """Whether a source at an endpoint on the node itself is refused."""
 
     @property
     def source(self) -> SourceSpec:
@@ -48,7 +50,8 @@ class SourceRequest:
     @property
     def name(self) -> str:
         """Equal for requests that one preparation serves."""
-        parts = (self.root, self.origin, self.source.secret, self.remote.secret)
+        share = self.data.bad_records
+        parts = (self.root, self.origin, self.source.secret, self.remote.secret, share)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -123,11 +126,13 @@ def place_faults(data: DataSpec, root: str) -> list[SpecFault]:
     ]
 
 
-def requests_of(data: DataSpec, remote: RemoteTierSpec, root: str) -> list[SourceRequest]:
+def requests_of(
+    data: DataSpec, remote: RemoteTierSpec, root: str, *, refuse_local: bool
+) -> list[SourceRequest]:
     """A request for each source. `remote`: of the resolved spec; `root`: see `root_of`."""
     alone = data.model_copy(update={"prepared": ()})
     return [
-        SourceRequest(alone.model_copy(update={"sources": (source,)}), remote, root)
+        SourceRequest(alone.model_copy(update={"sources": (source,)}), remote, root, refuse_local)
         for source in data.sources
     ]
 

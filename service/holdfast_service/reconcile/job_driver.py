@@ -142,7 +142,7 @@ class JobDriver:
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
         self._given: tuple[str, ...] = ()  # the nodes of jobs that start before this one
         self._packages: PackageInstallation | None = None
-        self._tokens = TokenPreparation(cluster, settings.data_dir, sources, self._transaction)
+        self._tokens = TokenPreparation(cluster, settings, sources, self._transaction)
         self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
         """The job as the last step left it."""
 

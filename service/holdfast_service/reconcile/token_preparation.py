@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 from holdfast_service.errors import InvalidSpec, StorageUnavailable
 from holdfast_service.job_model.data_preparation import (
@@ -25,6 +24,7 @@ from holdfast_service.job_model.job_spec import JobSpec, prepared_faults
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.services.init_sources import InitSources
+from holdfast_service.settings import Settings
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.spec import DataSpec
@@ -39,10 +39,10 @@ Transaction = Callable[[], AbstractAsyncContextManager[JobTransaction]]
 
 class TokenPreparation:
     def __init__(
-        self, cluster: Cluster, data_dir: Path, sources: InitSources, transaction: Transaction
+        self, cluster: Cluster, settings: Settings, sources: InitSources, transaction: Transaction
     ) -> None:
         self._cluster = cluster
-        self._data_dir = data_dir
+        self._settings = settings
         self._sources = sources
         self._transaction = transaction
 
@@ -55,7 +55,9 @@ class TokenPreparation:
         if spec.has_own_model or not needs_preparation(spec.data):
             return None
         remote = spec.checkpoint.remote
-        requests = requests_of(spec.data, remote, root_of(remote, self._data_dir))
+        root = root_of(remote, self._settings.data_dir)
+        local = self._settings.allow_local_storage
+        requests = requests_of(spec.data, remote, root, refuse_local=not local)
         progress = await self._cluster.prepare_tokens(requests)
         prepared = tuple(each.prepared for each in progress if each.prepared is not None)
         data = spec.data.model_copy(update={"prepared": prepared})

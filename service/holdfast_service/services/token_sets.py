@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast_service.errors import ClusterUnreachable, DataRefused, InvalidSpec
+from holdfast_service.errors import ClusterUnreachable, DataUnreadable, InvalidSpec
 from holdfast_service.job_model.data_preparation import requests_of, root_of
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
@@ -21,7 +21,7 @@ class TokenSetService:
     def __init__(self, jobs: JobService, cluster: Cluster, settings: Settings) -> None:
         self._jobs = jobs
         self._cluster = cluster
-        self._data_dir = settings.data_dir
+        self._settings = settings
 
     async def prepare(self, document: Mapping[str, Any]) -> DataPreparationView:
         """Begin to prepare the sources of a spec, or go on, and say how far they are; to be asked
@@ -29,7 +29,9 @@ class TokenSetService:
         InvalidSpec, ClusterUnreachable."""
         spec = await self._spec_with_sources(document)
         remote = spec.checkpoint.remote
-        requests = requests_of(spec.data, remote, root_of(remote, self._data_dir))
+        root = root_of(remote, self._settings.data_dir)
+        local = self._settings.allow_local_storage
+        requests = requests_of(spec.data, remote, root, refuse_local=not local)
         try:
             progress = await self._cluster.prepare_tokens(requests)
         except ClusterUnavailable as error:
@@ -41,7 +43,7 @@ class TokenSetService:
 
     async def samples(self, document: Mapping[str, Any], count: int) -> DataSamplesView:
         """The first samples of a spec with prepared sources, as text. Raises InvalidSpec,
-        ClusterUnreachable, DataRefused."""
+        ClusterUnreachable, DataUnreadable."""
         spec = await self._spec_with_sources(document)
         if not spec.data.prepared:
             message = "the sources are not prepared yet: run holdfast data prepare with this spec"
@@ -51,7 +53,7 @@ class TokenSetService:
         except ClusterUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         if found.error:
-            raise DataRefused(found.error)
+            raise DataUnreadable(found.error)
         return DataSamplesView(
             samples=tuple(SampleView.from_attributes(sample) for sample in found.samples)
         )

@@ -20,6 +20,7 @@ from tests.support.data.preparation import END, Preparation, as_lines
 
 from holdfast_workers.spec.train import DataSpec, SourceSpec
 from holdfast_workers.token_sets import documents
+from holdfast_workers.token_sets.prepare import check_share
 from holdfast_workers.token_sets.refusals import DataRefused, LibraryMissing
 
 GOOD = as_lines(f"a good document {n}" for n in range(20))
@@ -223,6 +224,19 @@ def test_unusable_records_up_to_the_share_are_left_out_and_named(tmp_path: Path)
     assert (made.documents, made.bad_count) == (20, 2)
     assert [bad.row for bad in made.bad] == [21, 24]
     assert "2 of 22 records" in _refusal(tmp_path, str(path), bad_records=share - 1e-9)
+    with pytest.raises(DataRefused, match="2 of 22 records are unusable"):
+        check_share(made, share - 1e-9)
+    check_share(made, share)
+
+
+def test_a_higher_share_goes_on_with_the_parts_that_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(_lines(b"{"))
+    strict, patient = (
+        Preparation(tmp_path / "scratch", SourceSpec(path=str(path)), DataSpec(bad_records=share))
+        for share in (0.0, 0.5)
+    )
+    assert strict.plan()[0].key == patient.plan()[0].key
 
 
 def test_a_document_end_inside_a_text_is_no_second_document(

@@ -110,7 +110,7 @@ class DataSpec(Section):
     def origin_of(self, source: SourceSpec) -> str:
         """Digest of all that a source's tokens depend on, but for the content of its files."""
         parts = (source.path, source.text, source.endpoint, self.tokenizer, self.document_end)
-        return hashlib.sha256(json.dumps([*parts, self.bad_records]).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     @property
     def vocabulary(self) -> int | None:

@@ -64,7 +64,7 @@ class PreparePlan:
     source: SourceSpec
     tokenizer: TokenizerFacts
     bad_records: float
-    """Greatest share of the records that may be unusable."""
+    """Greatest share of the records that may be unusable. What was made stands with another."""
     files: int
     source_bytes: int
     parts: tuple[Part, ...]
@@ -156,7 +156,6 @@ def _key(
         "format": FORMAT,
         "tokenizer": [tokenizer.digest, tokenizer.vocabulary, tokenizer.document_end],
         "text": source.text,
-        "bad_records": data.bad_records,
         "part_bytes": part_bytes,
         "shard_bytes": SHARD_BYTES,
         "files": [asdict(file) for file in files],

@@ -92,9 +92,6 @@ def finish(plan: PreparePlan, results: Mapping[int, PartResult], set_storage: St
     if set(results) != {part.index for part in plan.parts}:
         raise ValueError(f"{len(results)} results are not those of {len(plan.parts)} parts")
     in_order = [results[part.index] for part in plan.parts]
-    bad = tuple(record for result in in_order for record in result.bad)[:MOST_NAMED]
-    bad_count = sum(result.bad_count for result in in_order)
-    _check_share(plan, sum(result.records for result in in_order), bad_count, bad)
     made = TokenSet(
         source=plan.source.path,
         text=plan.text,
@@ -102,9 +99,10 @@ def finish(plan: PreparePlan, results: Mapping[int, PartResult], set_storage: St
         shards=tuple(shard for result in in_order for shard in result.shards),
         files=plan.files,
         source_bytes=plan.source_bytes,
-        bad_count=bad_count,
-        bad=bad,
+        bad_count=sum(result.bad_count for result in in_order),
+        bad=tuple(record for result in in_order for record in result.bad)[:MOST_NAMED],
     )
+    check_share(made, plan.bad_records)
     try:
         set_storage.put_new(MANIFEST, made.encode())
     except ObjectExists:
@@ -123,6 +121,20 @@ def read_set(set_storage: Storage, digest: str | None) -> TokenSet:
             f"{where} is of the token set {found.digest}, not {digest}: prepare the data again"
         )
     return found
+
+
+def check_share(made: TokenSet, share: float) -> None:
+    """Raises DataRefused if more than this share of the set's records was unusable, or all."""
+    records = made.documents + made.bad_count
+    first = "; ".join(f"{each.file}, row {each.row:,}: {each.why}" for each in made.bad[:3])
+    if made.bad_count > share * records:
+        raise DataRefused(
+            f"source {made.source}: {made.bad_count:,} of {records:,} records are unusable, more "
+            f"than the share data.bad_records = {share:g}; the first: {first}. Correct them, or "
+            "`text` of the source, or raise data.bad_records"
+        )
+    if not made.documents:
+        raise DataRefused(f"source {made.source} has no document: check its files")
 
 
 class _PartMaker:
@@ -199,17 +211,3 @@ class _PartMaker:
         self._bad_count += len(lost)
         for row, why in lost[: MOST_NAMED - len(self._bad)]:
             self._bad.append(BadRecord(piece.file.name, reader.row_in_file(row), why))
-
-
-def _check_share(
-    plan: PreparePlan, records: int, bad_count: int, bad: tuple[BadRecord, ...]
-) -> None:
-    first = "; ".join(f"{each.file}, row {each.row:,}: {each.why}" for each in bad[:3])
-    if bad_count > plan.bad_records * records:
-        raise DataRefused(
-            f"source {plan.source.path}: {bad_count:,} of {records:,} records are unusable, more "
-            f"than the share data.bad_records = {plan.bad_records:g}; the first: {first}. Correct "
-            "them, or `text` of the source, or raise data.bad_records"
-        )
-    if bad_count == records:
-        raise DataRefused(f"source {plan.source.path} has no document: check its files")

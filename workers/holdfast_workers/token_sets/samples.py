@@ -17,7 +17,7 @@ from holdfast_workers.token_sets.tokenizer_file import Encoder, read_tokenizer
 
 
 @dataclass(frozen=True)
-class Sample:
+class TextSample:
     position: int
     """In the order of training, from 0."""
     source: str
@@ -31,7 +31,7 @@ def first_samples(
     seed: int,
     count: int,
     open_set: Callable[[str], Storage],
-) -> list[Sample]:
+) -> list[TextSample]:
     """The samples at the first `count` positions; reads the shards that they are in. Raises
     DataRefused, BadTokenSet, StorageError."""
     storages = [open_set(prepared.uri) for prepared in data.prepared]
@@ -63,7 +63,7 @@ def first_samples(
         content = _read(storages[place], shard)
         ids = read_shard(content, shard.object_name).tokens[start : start + targets + 1]
         path = data.sources[place].path
-        found.append(Sample(position, path, len(ids), encoder.decode(ids)))
+        found.append(TextSample(position, path, len(ids), encoder.decode(ids)))
     return found
 
 

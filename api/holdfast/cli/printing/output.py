@@ -12,7 +12,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -27,6 +28,9 @@ from holdfast.errors import ApiError, HoldfastError
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.views.start_text import is_start
 from holdfast_service.wording import duration
+
+PLAIN_EVERY_S = 10.0
+"""Between two lines about what a command waits for, where stderr is no terminal."""
 
 if TYPE_CHECKING:
     from holdfast_service.views.jobs import JobView
@@ -171,6 +175,25 @@ def progress(*lines: str | Text) -> None:
     out = stderr()
     for line in lines:
         out.print(line)
+
+
+@contextmanager
+def changing_line() -> Iterator[Callable[[str | Text], None]]:
+    """What a command waits for, on stderr: one line that changes; where that is no terminal, a line
+    at times."""
+    out, last = stderr(), -PLAIN_EVERY_S
+
+    def print_at_times(line: str | Text) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_EVERY_S:
+            last = time.monotonic()
+            out.print(line)
+
+    if not out.is_terminal:
+        yield print_at_times
+        return
+    with out.status("") as status:
+        yield status.update
 
 
 def print_error(error: HoldfastError) -> None:
