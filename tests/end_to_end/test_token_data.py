@@ -80,6 +80,8 @@ def kill_named(product: Product, name: str) -> None:
     product.wait(kill_them)
 
 
+@pytest.mark.story("tokens of sources")
+@pytest.mark.cell("P6", "token fetcher")
 def test_two_jobs_share_their_tokens_faults_change_no_bit_and_a_wrong_column_is_named(
     product: Product, corpus: Path
 ) -> None:
