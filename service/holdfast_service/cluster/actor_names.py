@@ -6,6 +6,9 @@ looks only into its namespace, and at placement groups and memory folders with i
 
 from __future__ import annotations
 
+TOKEN_PREPARER = "tokens"
+"""Name of the actor that prepares the sources of all jobs."""
+
 
 def namespace(installation: str) -> str:
     return f"holdfast-{installation}"
@@ -13,11 +16,6 @@ def namespace(installation: str) -> str:
 
 def supervisor(job_id: str) -> str:
     return f"supervisor:{job_id}"
-
-
-def token_preparer(request: str) -> str:
-    """Name of the actor that serves the requests of this name."""
-    return f"tokens:{request}"
 
 
 def agent(job_id: str, seat: str) -> str:

@@ -18,9 +18,7 @@ from typing import Any, TypeVar
 import ray
 from ray._private.state import available_resources_per_node
 from ray.exceptions import (
-    GetTimeoutError,
     OutOfMemoryError,
-    RayActorError,
     RayError,
     RayTaskError,
     WorkerCrashedError,
@@ -52,7 +50,7 @@ from holdfast_service.cluster.supervisor_actor import (
     WAITING_CALLS,
     SupervisorActor,
 )
-from holdfast_service.cluster.token_preparer import TokenPreparer
+from holdfast_service.cluster.token_preparer import Credentials, TokenPreparer
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.diagnosis.unfit_software import cannot_load, import_fault
@@ -92,6 +90,7 @@ Result = TypeVar("Result")
 CALL_S = 10.0
 CALL_THREADS = 16
 POLL_S = 5.0
+_MOST_SAID = 200
 SAMPLES_S = 60.0
 """Time for reading the shards of some samples."""
 INSTALL_MARGIN_S = 60.0
@@ -230,7 +229,27 @@ class RayCluster:
         return PackagesAnswer(host, tuple(packages), why)
 
     async def prepare_tokens(self, requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
-        return await self._call(lambda: tuple(map(self._prepare_tokens, requests)))
+        def ask() -> list[Any]:
+            node_tasks.nodes_by_cpus()  # without any, more nodes are needed first
+            preparer = self._token_preparer()
+            return [preparer.ask.remote(*self._question(request)) for request in requests]
+
+        asked = await self._call(ask)
+        answers = (self._progress_of(*each) for each in zip(requests, asked, strict=True))
+        return tuple(await asyncio.gather(*answers))
+
+    async def _progress_of(self, request: SourceRequest, asked: Any) -> SourceProgress:
+        """The answer to a question; without one, why there is none yet."""
+        try:
+            return codec.decode(await self._answer(asked, POLL_S), SourceProgress)
+        except TimeoutError:
+            why = "the process that prepares sources does not answer yet"
+        except RayError as error:
+            said = " ".join(str(error).split())[:_MOST_SAID]
+            why = f"the process that prepares sources has ended, and is started again ({said})"
+        except ConnectionError as error:
+            raise ClusterUnavailable(str(error)) from error
+        return SourceProgress(request.source.path, waits=why)
 
     async def read_samples(self, spec: JobSpec, count: int) -> SamplesAnswer:
         def begin() -> Any:
@@ -334,29 +353,25 @@ class RayCluster:
                 placed.setdefault(bundle.job, []).append(bundle.node)
         return Capacity(nodes=nodes, can_grow=self._can_grow, placed=placed)
 
-    def _prepare_tokens(self, request: SourceRequest) -> SourceProgress:
-        """The progress of the actor that prepares the source, which is created if it is not there.
-        It has not begun while the actor is starting, also after it has ended with its node."""
+    def _question(self, request: SourceRequest) -> tuple[bytes, Credentials]:
         credentials = (
             self._credentials_for(request.root, request.remote, "checkpoint.remote.secret"),
             self._credentials_for(request.source.bucket, request.source, "data.sources.secret"),
         )
+        return codec.encode(request), credentials
+
+    def _token_preparer(self) -> Any:
+        """The actor that prepares sources, which is created if it is not there."""
         actor = ray.remote(TokenPreparer).options(
-            name=actor_names.token_preparer(request.name),
+            name=actor_names.TOKEN_PREPARER,
             namespace=self._namespace,
             lifetime="detached",
             get_if_exists=True,
-            max_restarts=-1,
             max_concurrency=CALLS,
             num_cpus=0,
             **self._code.options(),
         )
-        preparer = actor.remote(codec.encode(request), credentials)
-        try:
-            answer = ray.get(preparer.progress.remote(), timeout=POLL_S)
-        except (RayActorError, GetTimeoutError):
-            return SourceProgress(request.source.path)
-        return codec.decode(answer, SourceProgress)
+        return actor.remote()
 
     def _ensure_supervisor(self, plan: JobPlan) -> bool:
         with contextlib.suppress(SupervisorUnavailable):
