@@ -58,7 +58,7 @@ def prepare(spec: Spec, /, *, set_: Assignments = None, options: Options = OPTIO
     if not found.ready:
         output.progress(Text.assemble(("refused", "red"), f": {found.text}"))
         return ExitCode.JOB_FAILED
-    output.progress(f"{found.text} are ready: holdfast submit {spec}")
+    output.progress(f"ready: {found.text}")
     return ExitCode.OK
 
 

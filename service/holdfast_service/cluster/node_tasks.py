@@ -107,6 +107,8 @@ def _read_samples(
         )
     except (WorkersError, OSError) as error:
         return [], str(error)
+    except Exception as error:
+        return [], _cause(error)
     return [astuple(sample) for sample in found], ""
 
 

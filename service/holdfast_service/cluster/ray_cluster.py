@@ -214,19 +214,20 @@ class RayCluster:
                 node, requirements, timeout_s, self._code.options()
             )
 
-        def cancel() -> None:
-            with (
-                contextlib.suppress(ClusterUnavailable, RayError),
-                self._connection.in_use(control=False),
-            ):
-                ray.cancel(task, force=True)
-
         task = await self._call(begin)
         try:
             host, packages, why = await self._answer(task, timeout_s + INSTALL_MARGIN_S)
         finally:
-            self._threads.submit(cancel)  # also if the caller is cancelled: pip ends with the task
+            # Also if the caller is cancelled: pip ends with the task.
+            self._threads.submit(self._cancel, task)
         return PackagesAnswer(host, tuple(packages), why)
+
+    def _cancel(self, task: Any) -> None:
+        with (
+            contextlib.suppress(ClusterUnavailable, RayError),
+            self._connection.in_use(control=False),
+        ):
+            ray.cancel(task, force=True)
 
     async def prepare_tokens(self, requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
         def ask() -> list[Any]:
@@ -260,10 +261,15 @@ class RayCluster:
             store = storage_options(remote, credentials)
             return node_tasks.begin_samples(node, spec, count, store, self._code.options())
 
+        task = await self._call(begin)
         try:
-            samples, why = await self._answer(await self._call(begin), SAMPLES_S)
-        except (RayError, ConnectionError, TimeoutError) as error:
+            samples, why = await self._answer(task, SAMPLES_S)
+        except TimeoutError:
+            return SamplesAnswer(error=f"they were not read within {SAMPLES_S:g} s: ask for fewer")
+        except (RayError, ConnectionError) as error:
             raise ClusterUnavailable(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._threads.submit(self._cancel, task)
         return SamplesAnswer(tuple(SampleText(*sample) for sample in samples), why)
 
     async def ensure_supervisor(self, plan: JobPlan) -> bool:

@@ -144,14 +144,15 @@ def needs_preparation(data: DataSpec) -> bool:
 def wait_text(progress: Sequence[SourceProgress]) -> str:
     """What a job waits for while its sources are prepared."""
     total, done = sum(p.total_bytes for p in progress), sum(p.done_bytes for p in progress)
-    if any(p.phase is PreparePhase.LISTING for p in progress):
-        found = sum(p.files for p in progress)
-        text = "its sources are listed" + (f": {plural(found, 'file')} so far" if found else "")
-    else:
+    listed = sum(p.phase is PreparePhase.LISTING for p in progress)
+    text = "its sources are being listed"
+    if total:
         tokens = sum(p.tokens for p in progress)
         text = f"{size_of(done)} of {size_of(total)} of its sources are tokens: {tokens:,} so far"
+        if listed:
+            text += f"; {plural(listed, 'source')} {'is' if listed == 1 else 'are'} being listed"
         left = [p.left_s for p in progress if p.left_s is not None]
-        if len(left) == len(progress):
+        if len(left) == len(progress) and max(left) >= 1:
             text += f", about {duration(max(left))} left"
     waits = sorted({p.waits for p in progress if p.waits})
     return "; ".join([text, *waits])

@@ -305,13 +305,12 @@ def check(
 
 
 def prepared_faults(spec: JobSpec) -> list[SpecFault]:
-    """The faults of an accepted spec whose `data.prepared` has become known since: of its mesh, of
-    the memory of its ranks, of its size. Those of `init_from`: `InitSources.check_again`."""
+    """The faults of an accepted spec whose `data.prepared` has become known since: of its mesh, and
+    of the memory of its ranks. Those of `init_from`: `InitSources.check_again`."""
     return [
         *training_spec.find_faults(spec),
         *_range_faults(spec),
         *memory_faults(spec.mesh_limits, spec.parallel),
-        *_size_faults(spec),
     ]
 
 
@@ -362,9 +361,11 @@ def _env_faults(spec: JobSpec) -> list[SpecFault]:
 
 
 def _size_faults(spec: JobSpec) -> list[SpecFault]:
-    """A resolved spec must be accepted again, as JSON and as YAML."""
-    nbytes = len(spec.model_dump_json())
-    fault = size_fault(spec.model_dump(mode="json"))
+    """A resolved spec must be accepted again, as JSON and as YAML; with its token sets, too, which
+    the server adds, so that these do not count."""
+    own = spec.model_copy(update={"data": spec.data.model_copy(update={"prepared": ()})})
+    nbytes = len(own.model_dump_json())
+    fault = size_fault(own.model_dump(mode="json"))
     if nbytes > MAX_SPEC_BYTES:
         fault = f"{nbytes:,} bytes, and {MAX_SPEC_BYTES:,} are allowed"
     if fault is None:

@@ -51,7 +51,8 @@ class LiveDemand:
 
 
 class CompetingDemand:
-    """Caches the demand of jobs that hold or await nodes: a spec never changes."""
+    """Caches the demand of jobs that hold or await nodes: of a spec, only the token sets are added
+    later, on which the needs of its model may depend."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -146,9 +147,13 @@ class CompetingDemand:
         if not short.small:
             return dict.fromkeys(jobs, short.lacking)
         known = _kept(self._needs, jobs)
+        changing = set()
         for job, spec in await _specs(session, jobs - known.keys()):
             known[job] = _needs(spec)
-        self._needs = known
+            data = spec.get("data") or {}
+            if data.get("sources") and not data.get("prepared"):  # its vocabulary is not known yet
+                changing.add(job)
+        self._needs = {job: needs for job, needs in known.items() if job not in changing}
         return {job: short.of(partial(known.__getitem__, job)) for job in jobs}
 
 

@@ -85,13 +85,14 @@ class TokenPreparation:
         return 0.0
 
     async def _why_unfit(self, spec: JobSpec, job: JobRecord) -> str:
-        """Why the job cannot train on its token sets; "" if it can. Raises StorageUnavailable."""
+        """Why the job cannot train on its token sets, on one line; "" if it can. Raises
+        StorageUnavailable."""
         faults = [f"{fault.path}: {fault.message}" for fault in prepared_faults(spec)]
         if not faults:
             try:
                 await self._sources.check_again(spec, job.origin)
             except InvalidSpec as error:
-                return str(error)
+                faults = [f"{fault['path']}: {fault['message']}" for fault in error.faults]
         return "; ".join(faults)
 
     def _keep(self, tx: JobTransaction, data: DataSpec, progress: Sequence[SourceProgress]) -> None:

@@ -143,15 +143,15 @@ class JobService(JobCommands):
         check_key(idempotency_key)
         return await self._find_by_key(idempotency_key, _request_digest(request))
 
-    async def parsed(self, document: Mapping[str, Any]) -> JobSpec:
-        """The resolved spec of a document, once its relations and data paths were checked. Raises
-        InvalidSpec."""
-        capacity = await self._capacity()
+    async def parsed(self, document: Mapping[str, Any], *, looks: bool = True) -> JobSpec:
+        """The resolved spec of a document. `looks`: compared with the cluster, its data paths
+        included. Raises InvalidSpec."""
+        capacity = await self._capacity() if looks else None
         reading = await asyncio.to_thread(job_spec.read, document)
         faults: list[SpecFault | None] = []
         if reading.spec is not None:
             faults.append(ray_access.find_fault(reading.spec, self._settings))
-            if self._settings.check_data_paths:
+            if self._settings.check_data_paths and looks:
                 faults += await self._data_paths.find_faults(reading.spec)
             faults += await asyncio.to_thread(self._secret_faults, reading.spec)
         spec = job_spec.check(reading, capacity, filter(None, faults))

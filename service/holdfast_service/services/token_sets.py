@@ -59,7 +59,7 @@ class TokenSetService:
         )
 
     async def _spec_with_sources(self, document: Mapping[str, Any]) -> JobSpec:
-        spec = await self._jobs.parsed(document)
+        spec = await self._jobs.parsed(document, looks=False)  # the preparation does
         if not spec.data.sources:
             message = "the spec has no data.sources: there is nothing to prepare"
             raise InvalidSpec.of([SpecFault(path="data.sources", message=message)])

@@ -188,7 +188,9 @@ class JobTransaction:
         event: type[WaitEvent] | None = WaitingEvent,
     ) -> None:
         """Store what the job waits for; emits an event, if any, only if the resource has
-        changed."""
+        changed. Nothing of a job that has ended."""
+        if self.state.terminal:
+            return
         known = self.job.waiting
         same = known is not None and known["resource"] == resource
         self.job.waiting = {

@@ -34,7 +34,7 @@ SENTENCES: Mapping[str, str] = {
     "given up[, because {reason}]",
     EventKind.PACKAGES_INSTALLED: "{host} installed the job's packages[ in {took_s} s]",
     EventKind.DATA_PREPARED: "the job's data are {tokens} tokens of {documents} documents"
-    "[, prepared in {took_s} s][; {bad_count} records were left out: {bad}]",
+    "[, prepared in {took_s} s][; left out: {bad_count}, the first: {bad}]",
     EventKind.SUPERVISOR_STARTED: "the supervisor was started[ (start {times})]",
     EventKind.JOB_AWAY: "nothing of the job ran for {away_s}[: it was {why}]",
     EventKind.PHASE: "the supervisor entered the phase {phase}",
@@ -164,7 +164,7 @@ def _words(name: str) -> str:
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "away_s": lambda seconds: duration(float(seconds)),
     "bad": lambda texts: str(texts[0]),
-    "bad_count": lambda count: f"{count:,}" if count else "",
+    "bad_count": lambda count: plural(int(count), "record") if count else "",
     "cause": lambda cause: cause_words(str(cause)).clause,
     "decision": _words,
     "every_steps": lambda steps: plural(int(steps), "step"),

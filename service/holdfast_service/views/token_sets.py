@@ -37,7 +37,7 @@ class SourceProgressView(View):
 class DataPreparationView(View):
     """How far the sources of a spec are."""
 
-    done: bool = Field(description="every source is ready or refused")
+    done: bool = Field(description="every source is ready, or one is refused")
     ready: bool = Field(description="every source is ready")
     text: str = Field(description="in a sentence")
     sources: tuple[SourceProgressView, ...]
@@ -54,10 +54,14 @@ class DataPreparationView(View):
         return cls(
             done=bool(refused) or data is not None,
             ready=data is not None,
-            text=refused or (wait_text(progress) if data is None else f"{tokens:,} tokens"),
+            text=refused or (wait_text(progress) if data is None else _tokens(tokens)),
             sources=tuple(SourceProgressView.from_attributes(each) for each in progress),
             data=data,
         )
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} tokens" if count != 1 else "1 token"
 
 
 class SampleView(View):

@@ -70,7 +70,7 @@ def test_it_prints_what_was_prepared_and_what_was_left_out(
     assert printed.err.splitlines() == [
         *(f"left out: {bad}" for bad in READY.bad[:5]),
         f"left out: 2 more of {PATH}",
-        f"7,000 tokens are ready: holdfast submit {job_file}",
+        "ready: 7,000 tokens",
     ]
 
 

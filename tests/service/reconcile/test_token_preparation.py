@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from tests.support.service.fake_cluster import FakeCluster
 from tests.support.service.job_drives import (
     JOB,
     kinds,
     reconciling,
     until,
+    until_released,
     until_state,
     until_waits,
 )
 
-from holdfast_service.job_model.data_preparation import PreparePhase, SourceProgress
+from holdfast_service.job_model.data_preparation import PreparePhase, SourceProgress, SourceRequest
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
@@ -75,6 +80,31 @@ async def test_a_job_whose_mesh_does_not_fit_the_vocabulary_ends_before_it_takes
         "tp, or remove vocabulary_parallel"
     )
     assert job.id not in cluster.starts
+
+
+async def test_no_wait_follows_the_end_of_a_job_that_is_cancelled_during_the_question(
+    store: Store,
+    jobs: JobService,
+    cluster: FakeCluster,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submitted, asked = asyncio.Event(), asyncio.Event()
+
+    async def prepare_tokens(requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
+        await submitted.wait()
+        asked.set()
+        await jobs.cancel(job.id)
+        raise ClusterUnavailable("it is away")
+
+    monkeypatch.setattr(cluster, "prepare_tokens", prepare_tokens)
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit(WITH_SOURCES)
+        submitted.set()
+        await asked.wait()
+        await until_state(jobs, job.id, State.CANCELLED)
+        await until_released(jobs, job.id)
+    assert "waiting" not in await kinds(jobs, job.id)
 
 
 async def test_a_job_says_how_far_its_data_is_and_keeps_no_other_from_nodes(

@@ -141,7 +141,7 @@ def _import_for_storage() -> None:
     """Import all that the processes need that reach the storage of checkpoints."""
     linux_processes.name_process("hf-storage")
     from holdfast_workers.checkpoint import s3  # noqa: F401
-    from holdfast_workers.child_programs import saver  # noqa: F401
+    from holdfast_workers.child_programs import saver, token_fetcher  # noqa: F401
 
 
 def _folder_of(config: ZygoteConfig) -> str:

@@ -267,9 +267,11 @@ class ChildProcesses:
                 raise ZygoteFailed(f"the zygote could not fork a {job.process}: {error}") from error
 
     def stop(self) -> None:
-        """End the zygote. No fork is possible afterwards."""
+        """End the zygote, also one that is starting. No fork is possible afterwards."""
+        self._stopped = True
+        if (process := self._process) is not None:
+            process.kill()  # whoever waits for it has the lock
         with self._lock:
-            self._stopped = True
             self._discard()
 
     def _fork(self, name: str, job: Job) -> Child:

@@ -9,7 +9,13 @@ import numpy as np
 
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.data.token_corpus import order_of
-from holdfast_workers.data.token_set import BadTokenSet, ShardFacts, read_shard, shard_digest
+from holdfast_workers.data.token_set import (
+    BadTokenSet,
+    ShardContent,
+    ShardFacts,
+    read_shard,
+    shard_digest,
+)
 from holdfast_workers.spec import DataSpec
 from holdfast_workers.token_sets.prepare import read_set
 from holdfast_workers.token_sets.refusals import DataRefused
@@ -51,7 +57,7 @@ def first_samples(
     samples = order.samples_at(positions)
     shards, starts = order.windows_of(samples)
     facts = [(shard, place) for place, each in enumerate(sets) for shard in each.shards]
-    found = []
+    found, read = [], dict[str, ShardContent]()
     for position, number, start, targets in zip(
         positions.tolist(),
         shards.tolist(),
@@ -60,8 +66,9 @@ def first_samples(
         strict=True,
     ):
         shard, place = facts[number]
-        content = _read(storages[place], shard)
-        ids = read_shard(content, shard.object_name).tokens[start : start + targets + 1]
+        if shard.digest not in read:
+            read[shard.digest] = read_shard(_read(storages[place], shard), shard.object_name)
+        ids = read[shard.digest].tokens[start : start + targets + 1]
         path = data.sources[place].path
         found.append(TextSample(position, path, len(ids), encoder.decode(ids)))
     return found
