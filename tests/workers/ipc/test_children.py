@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -98,6 +99,48 @@ def test_a_zygote_that_dies_at_a_fork_is_replaced_and_the_fork_repeated(tmp_path
     assert len(started) == 2
     child.close()
     processes.stop()
+
+
+def test_a_zygote_that_is_starting_is_ended_at_once(tmp_path: Path) -> None:
+    """It may wait for data: whoever stops it does not wait for that."""
+    silent: list[ZygoteThatNeverStarts] = []
+
+    def start(fd: int, _env: dict[str, str]) -> ZygoteThatNeverStarts:
+        silent.append(ZygoteThatNeverStarts(fd))
+        return silent[-1]
+
+    processes = ChildProcesses(agent_config(tmp_path).zygote_config, 10 * WAIT_S, WAIT_S, start)
+
+    def start_in_vain() -> None:
+        with contextlib.suppress(ZygoteFailed):
+            processes.start()
+
+    starting = threading.Thread(target=start_in_vain)
+    starting.start()
+    eventually(lambda: bool(silent), WAIT_S)
+    stopping = threading.Thread(target=processes.stop)
+    stopping.start()
+    stopping.join(WAIT_S)
+    starting.join(WAIT_S)
+    assert not stopping.is_alive() and not starting.is_alive()
+
+
+class ZygoteThatNeverStarts:
+    """Its socket is closed by its end."""
+
+    pid = os.getpid()
+
+    def __init__(self, fd: int) -> None:
+        self._end = socket.socket(fileno=os.dup(fd))
+
+    def poll(self) -> int | None:
+        return None
+
+    def kill(self) -> None:
+        self._end.close()
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
 
 
 def test_a_zygote_with_threads_is_replaced_once_by_one_that_does_not_import_the_recipe(

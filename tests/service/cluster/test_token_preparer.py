@@ -1,0 +1,150 @@
+"""What the preparer makes of the ends of its tasks, without Ray: another try, another node, or a
+refusal, each with its reason."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast_service.cluster import token_preparer
+from holdfast_service.cluster.preparation_tasks import TaskEnd, TaskSlots
+from holdfast_service.cluster.token_preparer import MOST_DEATHS, _SourceWork
+from holdfast_service.job_model.data_preparation import (
+    PreparePhase,
+    SourceProgress,
+    SourceRequest,
+    requests_of,
+    wait_text,
+)
+from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.spec import DataSpec, RemoteTierSpec, SourceSpec
+from holdfast_workers.token_sets.plan import Part, plan_parts
+from holdfast_workers.token_sets.prepare import make_part
+from holdfast_workers.token_sets.source_files import list_source
+from holdfast_workers.token_sets.tokenizer_file import read_tokenizer
+
+NODES = ("a", "b")
+
+
+@dataclass
+class FakeTasks:
+    """Tasks that end at once, in this process: the first ones as `ends` says, later ones well."""
+
+    request: SourceRequest
+    scratch: Path
+    ends: list[TaskEnd] = field(default_factory=list)
+    ran_on: list[str] = field(default_factory=list)
+
+    def begin_plan(self, node: str, request: SourceRequest, source: StorageOptions) -> TaskEnd:
+        tokenizer = read_tokenizer(request.data)
+        files = list_source(request.source, source)
+        plan = plan_parts(request.source, files, tokenizer.facts, request.data, part_bytes=40)
+        return self._end(node, TaskEnd((plan, tokenizer)))
+
+    def begin_part(
+        self, node: str, shared: TaskEnd, part: Part, uri: str, store: Any, source: Any
+    ) -> TaskEnd:
+        plan, tokenizer = shared.result
+        storage = open_storage(uri, store)
+        made = make_part(plan, part, tokenizer, storage, source, self.scratch, lambda _: None)
+        return self._end(node, TaskEnd(made))
+
+    def _end(self, node: str, well: TaskEnd) -> TaskEnd:
+        self.ran_on.append(node)
+        return self.ends.pop(0) if self.ends else well
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTasks:
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(f'{{"text": "document {number}"}}\n' for number in range(6)))
+    data = DataSpec(sources=(SourceSpec(path=str(source)),))
+    (request,) = requests_of(data, RemoteTierSpec(), str(tmp_path / "tokens"), refuse_local=False)
+    (tmp_path / "scratch").mkdir()
+    made = FakeTasks(request, tmp_path / "scratch")
+    nodes = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 1.0}} for node in NODES]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr("ray.wait", lambda tasks, timeout: (tasks[:1], tasks[1:]))
+    monkeypatch.setattr("ray.cancel", lambda task, force: None)
+    monkeypatch.setattr(token_preparer, "begin_plan", made.begin_plan)
+    monkeypatch.setattr(token_preparer, "begin_part", made.begin_part)
+    monkeypatch.setattr(token_preparer, "end_of", lambda task: task)
+    for name in ("LOOK_S", "RETRY_S"):
+        monkeypatch.setattr(token_preparer, name, 0.001)
+    return made
+
+
+def outcome(tasks: FakeTasks) -> SourceProgress:
+    work = _SourceWork(tasks.request, (None, None), TaskSlots())
+    work.run()
+    return work.progress()
+
+
+def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> None:
+    undisturbed = outcome(tasks)
+    assert undisturbed.phase is PreparePhase.READY, undisturbed.error
+    for path in Path(tasks.request.root).rglob("*"):
+        if path.is_file():
+            path.unlink()
+    tasks.ends = [TaskEnd(died="WorkerCrashedError"), TaskEnd(later="the bucket is away")] * 2
+    assert outcome(tasks).prepared == undisturbed.prepared
+    assert undisturbed.prepared is not None
+    assert undisturbed.prepared.uri.startswith(f"{tasks.request.root}/")
+    assert undisturbed.documents == 6
+
+
+def test_a_process_that_dies_again_and_again_refuses_the_source(tasks: FakeTasks) -> None:
+    tasks.ends = [TaskEnd(died="OutOfMemoryError")] * MOST_DEATHS
+    found = outcome(tasks)
+    assert (found.phase, found.error) == (
+        PreparePhase.REFUSED,
+        "the process that made the list of its files ended 5 times (OutOfMemoryError): is a node "
+        "out of memory, or a file damaged?",
+    )
+
+
+def test_a_node_that_is_unfit_gets_no_task_again(tasks: FakeTasks) -> None:
+    tasks.ends = [TaskEnd(unfit="no pyarrow")]
+    assert outcome(tasks).phase is PreparePhase.READY
+    (unfit, *others) = tasks.ran_on
+    assert unfit not in others
+
+
+def test_a_refusal_ends_it_with_its_sentence(tasks: FakeTasks) -> None:
+    tasks.ends = [TaskEnd(refused="a.jsonl, row 3: it is no JSON")]
+    assert outcome(tasks).error == "a.jsonl, row 3: it is no JSON"
+
+
+def test_the_storage_of_another_form_has_the_address_that_the_job_names(
+    tasks: FakeTasks, tmp_path: Path
+) -> None:
+    remote = RemoteTierSpec(uri=f"file://{tmp_path}/store")
+    root = f"file://{tmp_path}/store/tokens"
+    (tasks.request,) = requests_of(tasks.request.data, remote, root, refuse_local=False)
+    found = outcome(tasks)
+    assert found.prepared is not None
+    assert found.prepared.uri.startswith(f"{root}/")
+
+
+def test_silence_is_said_and_an_outcome_that_nobody_fetched_is_found_anew(
+    tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = _SourceWork(tasks.request, (None, None), TaskSlots())
+    assert work.progress().waits == "it waits for other preparations"
+    work._note(waits="")
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 125.0)
+    silent = work.progress()
+    assert wait_text([silent]) == (
+        "its sources are being listed; its files are being listed, and nothing has ended for "
+        "2 min 5 s"
+    )
+    work.run()
+    assert work.progress().is_over and not work.is_stale
+    monkeypatch.setattr(time, "monotonic", lambda: began + 140.0)
+    assert work.is_stale
