@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from holdfast_service.embedded_cluster import processes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(500)]
 STEPS = 120
 END = "<|end|>"
 WORDS = [f"{a}{b}{c}" for a in "bdgklmnprst" for b in "aeiou" for c in ("", "n", "r", "st")]
@@ -97,7 +97,7 @@ def test_two_jobs_share_their_tokens_faults_change_no_bit_and_a_wrong_column_is_
     kill_named(product, "hf-fetcher")
     product.wait(lambda: any(found.closed_at for found in client.incidents(second.id)))
     for submitted in (first, second):
-        ended = product.finish(submitted.id)
+        ended = product.finish(submitted.id, 240)
         assert ended.state == "SUCCEEDED", ended.outcome
     outcome = product.finish(refused.id).outcome
     assert outcome is not None and outcome.code == "data_refused"
