@@ -4,6 +4,7 @@
 
 `docs/*.parquet` has the documentation in the modules (column `content`), `code/*.jsonl.zst` their
 code (key `text`), and `tokenizer.json` is a byte-pair encoding of 4,096 tokens, trained on both.
+With a number after the folder, only so many modules are read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import sys
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow
@@ -24,8 +26,8 @@ END = "<|endoftext|>"
 ROWS_OF_A_FILE = 2000
 
 
-def main(folder: Path) -> None:
-    texts = list(_modules(Path(sysconfig.get_paths()["stdlib"])))
+def main(folder: Path, most: int | None = None) -> None:
+    texts = list(islice(_modules(Path(sysconfig.get_paths()["stdlib"])), most))
     docs = [doc for text in texts for doc in _docstrings(text)]
     (folder / "docs").mkdir(parents=True, exist_ok=True)
     (folder / "code").mkdir(exist_ok=True)
@@ -80,4 +82,4 @@ def _train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

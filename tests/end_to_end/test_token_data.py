@@ -3,66 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pyarrow.parquet
 import pytest
-from tests.end_to_end.conftest import ONE_NODE, Product, spec
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+import yaml
+from tests.end_to_end.conftest import ONE_NODE, REPOSITORY, Product, spec
 
 from holdfast_service.embedded_cluster import processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(500)]
 STEPS = 120
-END = "<|end|>"
-WORDS = [f"{a}{b}{c}" for a in "bdgklmnprst" for b in "aeiou" for c in ("", "n", "r", "st")]
-
-
-def texts(count: int, seed: int) -> list[str]:
-    chosen = random.Random(seed)
-    return [" ".join(chosen.choices(WORDS, k=chosen.randint(5, 120))) for _ in range(count)]
+EXAMPLE = REPOSITORY / "examples" / "tokens-lm.yaml"
+MODULES = 40
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`docs/*.parquet`, `lines.jsonl.zst` with one line that is no JSON in 1,001, and a
-    tokenizer."""
+    """The corpus of the example, with a line that is no JSON in another file of its code."""
     folder = tmp_path_factory.mktemp("corpus")
-    (folder / "docs").mkdir()
-    for number in range(3):
-        table = pyarrow.table({"content": texts(200, number), "id": list(range(200))})
-        pyarrow.parquet.write_table(table, folder / "docs" / f"{number}.parquet")
-    lines = [json.dumps({"text": text}) for text in texts(1000, 9)]
-    lines.insert(700, "{no JSON")
-    with pyarrow.CompressedOutputStream(folder / "lines.jsonl.zst", "zstd") as out:
-        out.write("\n".join(lines).encode())
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[END], show_progress=False)
-    tokenizer.train_from_iterator(texts(300, 0), trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    maker = REPOSITORY / "examples" / "data" / "make_corpus.py"
+    subprocess.run([sys.executable, str(maker), str(folder), str(MODULES)], check=True)
+    (folder / "code" / "z.jsonl.zst").write_bytes(
+        pyarrow.compress(b'{"text": "x"}\n{no JSON', codec="zstd", asbytes=True)
+    )
     return folder
 
 
-def job(corpus: Path, name: str, **changes: Any) -> dict[str, Any]:
-    data = {
-        "tokenizer": str(corpus / "tokenizer.json"),
-        "document_end": END,
-        "shuffle_gb": 0.00001,
-        "sources": [
-            {"path": f"{corpus}/docs/*.parquet", "text": "content", "weight": 0.7},
-            {"path": f"{corpus}/lines.jsonl.zst", "weight": 0.3},
-        ],
-    }
+def job(corpus: Path, name: str) -> dict[str, Any]:
+    """The example, smaller."""
+    document = yaml.safe_load(EXAMPLE.read_text().replace("/tmp/holdfast-data", str(corpus)))
+    data = {**document["data"], "bad_records": 0.1, "shuffle_gb": 0.00001}
     train = {**spec()["train"], "steps": STEPS}
-    return spec(name=name, data=data, train=train, **ONE_NODE, **changes)
+    return spec(name=name, data=data, train=train, **ONE_NODE)
 
 
 def kill_named(product: Product, name: str) -> None:
@@ -101,13 +79,13 @@ def test_two_jobs_share_their_tokens_faults_change_no_bit_and_a_wrong_column_is_
         assert ended.state == "SUCCEEDED", ended.outcome
     outcome = product.finish(refused.id).outcome
     assert outcome is not None and outcome.code == "data_refused"
-    assert "docs/0.parquet" in outcome.message and "'contents'" in outcome.message
+    assert "docs/part-000.parquet" in outcome.message and "'contents'" in outcome.message
     assert client.digests(first.id) == client.digests(second.id)
     assert product.samples(first.id) == product.samples(second.id)
     assert set(client.digests(first.id)) >= set(range(1, STEPS + 1))
     prepared = [client.get(each.id).spec["data"]["prepared"] for each in (first, second)]
     assert prepared[0] == prepared[1]
-    assert all(each["vocabulary"] <= 400 and each["tokens"] > 1000 for each in prepared[0])
+    assert all(each["vocabulary"] <= 4096 and each["tokens"] > 1000 for each in prepared[0])
     (event,) = [e for e in client.events(first.id, limit=1000).items if e.kind == "data.prepared"]
     assert event.data["bad_count"] == 1
-    assert "lines.jsonl.zst, row 701: " in event.data["bad"][0]
+    assert "z.jsonl.zst, row 2: " in event.data["bad"][0]
