@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.program_faults import UNUSED
 from holdfast_service.job_model.program_levels import brings
+from holdfast_workers.spec import DataSpec
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 LIKE_OTHER_TYPES = st.sampled_from(
@@ -64,7 +65,20 @@ def _data(count: int, *, weighted: bool) -> st.SearchStrategy[dict[str, Any]]:
             "shuffle_gb": st.floats(1e-3, 1e6),
             "prepared": st.just([]) | st.tuples(*[SETS] * count).map(list),
         },
-    )
+    ).map(_with_origins)
+
+
+def _with_origins(section: dict[str, Any]) -> dict[str, Any]:
+    """The section, whose token sets are those of its sources."""
+    if "prepared" not in section:
+        return section
+    data = DataSpec.model_validate({**section, "prepared": []})
+    origins = map(data.origin_of, data.sources)
+    sets = [
+        {**each, "origin": origin}
+        for each, origin in zip(section["prepared"], origins, strict=False)
+    ]
+    return {**section, "prepared": sets}
 
 
 RELATED: dict[str, st.SearchStrategy[Any]] = {
