@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from tests.support.data.token_sets import BYTES, MadeSet, random_shards
 from holdfast_workers.data import token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, report_trouble, shard_file
-from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus
+from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S, TokenCorpus
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
-from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, TimeoutsSpec
+from holdfast_workers.token_sets.node_fetch import Pauses
 
 LENGTH = 4
 FIRST = MadeSet("first", [[1, 2, 3, 4, 5, 6, 0], [7, 8, 0]])
@@ -135,6 +137,32 @@ def test_a_file_that_does_not_come_is_named_with_the_reason(
     with pytest.raises(CorpusError, match="within 0 s: the bucket is on fire"):
         corpus.batch(np.array([0]))
     assert "waits for data" in capfd.readouterr().err
+
+
+def test_all_manifests_have_one_short_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read while a process starts, which is ended without a reason if it takes longer."""
+    assert token_corpus.MANIFEST_PATIENCE_S < TimeoutsSpec().start_s < PATIENCE_S
+    assert 2 * Pauses().round_s < token_corpus.MANIFEST_PATIENCE_S
+    now = 0.0
+    first, second = FIRST.put_into_cache(tmp_path), SECOND.put_into_cache(tmp_path)
+    manifest = manifest_file(tmp_path, first)
+    content = manifest.read_bytes()
+    manifest.unlink()
+    manifest_file(tmp_path, second).unlink()
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += 1.0
+        if now == 50.0:
+            manifest.write_bytes(content)
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=passes)
+    monkeypatch.setattr(token_corpus, "time", clock)
+    with pytest.raises(CorpusError, match="within 10 s"):
+        TokenCorpus.open(data_of(first, second), tmp_path, LENGTH, 7)
+    assert now == token_corpus.MANIFEST_PATIENCE_S
 
 
 def test_a_manifest_of_other_tokens_is_not_read(tmp_path: Path) -> None:

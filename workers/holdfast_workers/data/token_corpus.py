@@ -40,6 +40,9 @@ IGNORED = -100
 """A target that no loss counts, as in torch's cross-entropy."""
 PATIENCE_S = 600.0
 """The longest wait for a file of a token set."""
+MANIFEST_PATIENCE_S = 60.0
+"""The longest wait for the manifests of a job. They are small, and are read while processes start,
+whose own limits (120 s and more) would end a longer wait without its reason."""
 FIRST_NOTE_S = 5.0
 NOTES_EVERY_S = 30.0
 _POLL_S = 0.1
@@ -184,19 +187,26 @@ class _AwaitedFiles:
         self.cache_dir = cache_dir
         self._patience_s = patience_s
         self._waiting = waiting
+        self._manifests_until = time.monotonic() + min(patience_s, MANIFEST_PATIENCE_S)
 
     def manifest(self, prepared: PreparedSpec) -> TokenSet:
         """Raises CorpusError."""
         path = manifest_file(self.cache_dir, prepared)
         return self._awaited(
-            path, prepared, lambda: decoded(path.read_bytes(), str(path), prepared)
+            path,
+            prepared,
+            lambda: decoded(path.read_bytes(), str(path), prepared),
+            self._manifests_until,
         )
 
     def shard(self, path: Path, nbytes: int, prepared: PreparedSpec) -> ShardContent:
         """A mapped shard, locked against removal until its arrays are gone. Raises CorpusError."""
-        return self._awaited(path, prepared, lambda: _mapped(path, nbytes))
+        until = time.monotonic() + self._patience_s
+        return self._awaited(path, prepared, lambda: _mapped(path, nbytes), until)
 
-    def _awaited(self, path: Path, prepared: PreparedSpec, read: Callable[[], Found]) -> Found:
+    def _awaited(
+        self, path: Path, prepared: PreparedSpec, read: Callable[[], Found], until: float
+    ) -> Found:
         if not isinstance(found := _attempt(read), str):
             return found
         began = time.monotonic()
@@ -207,10 +217,10 @@ class _AwaitedFiles:
                     return found
                 now = time.monotonic()
                 why = reported_trouble(self.cache_dir, prepared) or found
-                if now - began >= self._patience_s:
+                if now >= until:
                     raise CorpusError(
                         f"{path.name} of the token set {prepared.uri} did not come into the cache "
-                        f"{self.cache_dir} of this node within {self._patience_s:.0f} s: {why}"
+                        f"{self.cache_dir} of this node within {now - began:.0f} s: {why}"
                     )
                 if now >= note_at:
                     note_at = now + NOTES_EVERY_S

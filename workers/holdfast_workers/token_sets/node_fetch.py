@@ -57,9 +57,9 @@ class Pauses:
 
     retries_s: tuple[float, ...] = (1.0, 3.0)
     """Before each further attempt for one file."""
-    round_s: float = 60.0
-    """Before what could not be fetched is tried again; also the longest wait for another process
-    that fetches a file."""
+    round_s: float = 15.0
+    """Before what could not be fetched is tried again, well within a rank's patience; also the
+    longest wait for another process that fetches a file."""
 
 
 @dataclass(frozen=True)
