@@ -165,6 +165,37 @@ def test_all_manifests_have_one_short_patience(
     assert now == token_corpus.MANIFEST_PATIENCE_S
 
 
+def test_a_slow_set_is_waited_for_while_its_shards_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = MadeSet("many", random_shards(5, [5] * 6))
+    many.put_into_cache(tmp_path)
+    wanted, *others = many.shards
+    for shard in many.shards:
+        shard_file(tmp_path, shard).unlink()
+    now = 0.0
+
+    def passes(seconds: float) -> None:
+        """Shards of the job come for 2,500 seconds; later, only those of others, and the first one
+        again and again."""
+        nonlocal now
+        now += 250.0
+        if now % 500 == 0 and now <= 2500:
+            shard = others[int(now / 500) - 1]
+            shard_file(tmp_path, shard).write_bytes(many.contents[shard])
+        elif now > 2500:
+            report_trouble(tmp_path, many.prepared(), f"it is {now}")
+            (tmp_path / f"shard-{now}.bin").write_bytes(b"of another job")
+            again = shard_file(tmp_path, others[0])
+            again.unlink() if again.exists() else again.write_bytes(many.contents[others[0]])
+
+    corpus = opened(tmp_path, many, patience_s=600.0)
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=passes)
+    monkeypatch.setattr(token_corpus, "time", clock)
+    with pytest.raises(CorpusError, match="within 3250 s: it is 3250"):
+        corpus.batch(np.array([many.shards.index(wanted)]))
+
+
 def test_a_manifest_of_other_tokens_is_not_read(tmp_path: Path) -> None:
     SECOND.put_into_cache(tmp_path)
     manifest_file(tmp_path, FIRST.prepared()).write_bytes(SECOND.facts.encode())

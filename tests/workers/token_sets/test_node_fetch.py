@@ -26,18 +26,20 @@ from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
 from holdfast_workers.data.token_corpus import TokenCorpus
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
-from holdfast_workers.spec import DataSpec, PreparedSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 
 AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02)
 FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
 SECOND = MadeSet("second", [*random_shards(2, [200]), *random_shards(1, [300])])
 """Its last shard is the first one of FIRST."""
+LENGTH, SEED = 16, 2
+"""A run with this seed reads the shards of FIRST in their order."""
 USER = """
 import sys, threading
 from pathlib import Path
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.spec import PreparedSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec
 from holdfast_workers.token_sets.node_fetch import Pauses, fetch
 
 class HangingStore(LocalStorage):
@@ -49,7 +51,8 @@ class HangingStore(LocalStorage):
 
 prepared = PreparedSpec.model_validate_json(sys.argv[1])
 cache, stop, pauses = Path(sys.argv[2]), threading.Event(), Pauses((0.0,), 0.05)
-fetch([prepared], lambda uri: HangingStore(Path(uri)), cache, stop, lambda _: None, pauses)
+data, seed = DataSpec(prepared=(prepared,)), int(sys.argv[5])
+fetch(data, 16, seed, lambda uri: HangingStore(Path(uri)), cache, stop, lambda _: None, pauses)
 print("done", flush=True)
 sys.stdin.read()
 """
@@ -88,7 +91,8 @@ def fetched(
     stop: threading.Event | None = None,
 ) -> list[FetchProgress]:
     progress: list[FetchProgress] = []
-    fetch(prepared, open_set, cache, stop or threading.Event(), progress.append, AT_ONCE)
+    data = DataSpec(prepared=prepared)
+    fetch(data, LENGTH, SEED, open_set, cache, stop or threading.Event(), progress.append, AT_ONCE)
     return progress
 
 
@@ -106,7 +110,7 @@ def fetching(cache: Path, *prepared: PreparedSpec) -> Iterator[Future[list[Fetch
 def user(prepared: PreparedSpec, cache: Path, how: str = "", at: str = "") -> subprocess.Popen[str]:
     """A process that fetches a set, and lives until its input ends."""
     return subprocess.Popen(
-        [sys.executable, "-c", USER, prepared.model_dump_json(), str(cache), how, at],
+        [sys.executable, "-c", USER, prepared.model_dump_json(), str(cache), how, at, str(SEED)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -146,9 +150,28 @@ def test_ranks_read_what_was_fetched(store: Path, cache: Path) -> None:
         *(manifest_file(cache, each).name for each in prepared),
         *(shard_file(cache, shard).name for made in (FIRST, SECOND) for shard in made.shards),
     }
-    corpus = TokenCorpus.open(DataSpec(prepared=tuple(prepared)), cache, 16, 7, 0.0)
+    corpus = TokenCorpus.open(DataSpec(prepared=tuple(prepared)), cache, LENGTH, SEED, 0.0)
     inputs, _ = corpus.batch(corpus.samples_at(np.arange(corpus.samples)))
     assert inputs.shape == (corpus.samples, 16)
+
+
+def test_shards_come_in_the_order_in_which_a_run_reads_them(store: Path, cache: Path) -> None:
+    made = [MadeSet(str(i), random_shards(i, [60] * 12)) for i in range(2)]
+    prepared = tuple(each.store(store / each.facts.source) for each in made)
+    sources = tuple(SourceSpec(path="/nowhere", weight=weight) for weight in (1.0, 1.0))
+    data = DataSpec(prepared=prepared, sources=sources, shuffle_gb=1e-9)
+    opened: list[str] = []
+
+    def open_set(uri: str) -> LocalStorage:
+        return RecordingStore(Path(uri), opened.append)
+
+    fetch(data, LENGTH, SEED, open_set, cache, threading.Event(), lambda _: None, AT_ONCE)
+    corpus = TokenCorpus.open(data, cache, LENGTH, SEED, 0.0)
+    names = [shard.object_name for each in made for shard in each.shards]
+    numbers, _ = corpus.order.windows_of(corpus.samples_at(np.arange(corpus.samples)))
+    read = list(dict.fromkeys(names[shard] for shard in numbers.tolist()))
+    for turn, own in enumerate((names[:12], names[12:])):
+        assert opened[turn::2] == [name for name in read if name in own] != own
 
 
 def test_what_is_there_is_not_fetched_again(store: Path, cache: Path) -> None:

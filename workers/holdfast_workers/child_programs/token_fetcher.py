@@ -9,6 +9,7 @@ import contextlib
 import socket
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -37,10 +38,11 @@ def run(end: socket.socket, job: FetcherJob, config: StorageZygoteConfig) -> int
 def _fetch(job: FetcherJob, config: StorageZygoteConfig, stop: threading.Event) -> None:
     faults = Path(config.storage_fault_file)
 
+    @cache  # each has connections of its own, and reads its credentials
     def open_set(uri: str) -> Storage:
         return with_injected_failures(open_storage(uri, config.storage), faults)
 
-    prepared, progress = config.plan.spec.data.prepared, FetchProgress(0, 0, 0, 0)
+    spec, progress = config.plan.spec, FetchProgress(0, 0, 0, 0)
 
     def keep(now: FetchProgress) -> None:
         nonlocal progress
@@ -48,7 +50,15 @@ def _fetch(job: FetcherJob, config: StorageZygoteConfig, stop: threading.Event) 
 
     began = time.monotonic()
     try:
-        fetch(prepared, open_set, Path(job.cache_dir), stop, keep)
+        fetch(
+            spec.data,
+            spec.model.sequence_length,
+            spec.train.seed,
+            open_set,
+            Path(job.cache_dir),
+            stop,
+            keep,
+        )
     except WorkersError:  # its reason is left for the ranks
         _log.exception("the token sets are not fetched")
         return

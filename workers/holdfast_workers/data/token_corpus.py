@@ -1,12 +1,13 @@
 """The token sets of a job as one corpus, read from the files in a node's cache.
 
-Another process fetches the files; a missing one is waited for, visibly and for a bounded time. A
-shard is mapped when a sample of it is read, and is locked while it is mapped, so that nothing
-removes it.
+Another process fetches the files; a missing one is waited for, visibly, and for a bounded time
+since the last one came. A shard is mapped when a sample of it is read, and is locked while it is
+mapped, so that nothing removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -39,7 +40,7 @@ from holdfast_workers.spec import DataSpec, PreparedSpec
 IGNORED = -100
 """A target that no loss counts, as in torch's cross-entropy."""
 PATIENCE_S = 600.0
-"""The longest wait for a file of a token set."""
+"""The longest wait for a shard in which no shard of the job comes."""
 MANIFEST_PATIENCE_S = 60.0
 """The longest wait for the manifests of a job. They are small, and are read while processes start,
 whose own limits (120 s and more) would end a longer wait without its reason."""
@@ -83,6 +84,7 @@ class TokenCorpus:
             for each, prepared in zip(sets, data.prepared, strict=True)
             for shard in each.shards
         ]
+        files.unseen = {shard_file(files.cache_dir, shard).name for shard, _ in self._shards}
         self._files = files
         self._length = sequence_length
         self._mapped: OrderedDict[int, ShardContent] = OrderedDict()
@@ -188,6 +190,9 @@ class _AwaitedFiles:
         self._patience_s = patience_s
         self._waiting = waiting
         self._manifests_until = time.monotonic() + min(patience_s, MANIFEST_PATIENCE_S)
+        self._progress_at = 0.0
+        self.unseen: set[str] = set()
+        """Names of the job's shards that were never in the cache when a wait looked."""
 
     def manifest(self, prepared: PreparedSpec) -> TokenSet:
         """Raises CorpusError."""
@@ -196,16 +201,29 @@ class _AwaitedFiles:
             path,
             prepared,
             lambda: decoded(path.read_bytes(), str(path), prepared),
-            self._manifests_until,
+            lambda: self._manifests_until,
         )
 
     def shard(self, path: Path, nbytes: int, prepared: PreparedSpec) -> ShardContent:
         """A mapped shard, locked against removal until its arrays are gone. Raises CorpusError."""
-        until = time.monotonic() + self._patience_s
-        return self._awaited(path, prepared, lambda: _mapped(path, nbytes), until)
+        self._progress_at = time.monotonic()
+        return self._awaited(path, prepared, lambda: _mapped(path, nbytes), self._shard_until)
+
+    def _shard_until(self) -> float:
+        """The end of the wait for a shard: others that come show that the fetch goes on. One that
+        comes for a second time, as it was damaged, does not show that."""
+        with contextlib.suppress(FileNotFoundError):
+            if came := self.unseen & {path.name for path in self.cache_dir.iterdir()}:
+                self.unseen -= came
+                self._progress_at = time.monotonic()
+        return self._progress_at + self._patience_s
 
     def _awaited(
-        self, path: Path, prepared: PreparedSpec, read: Callable[[], Found], until: float
+        self,
+        path: Path,
+        prepared: PreparedSpec,
+        read: Callable[[], Found],
+        until: Callable[[], float],
     ) -> Found:
         if not isinstance(found := _attempt(read), str):
             return found
@@ -217,7 +235,7 @@ class _AwaitedFiles:
                     return found
                 now = time.monotonic()
                 why = reported_trouble(self.cache_dir, prepared) or found
-                if now >= until:
+                if now >= until():
                     raise CorpusError(
                         f"{path.name} of the token set {prepared.uri} did not come into the cache "
                         f"{self.cache_dir} of this node within {now - began:.0f} s: {why}"

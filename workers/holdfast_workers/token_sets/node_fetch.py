@@ -36,12 +36,13 @@ from holdfast_workers.data.token_cache import (
     report_trouble,
     shard_file,
 )
+from holdfast_workers.data.token_corpus import order_of
 from holdfast_workers.data.token_set import MANIFEST, BadTokenSet, ShardFacts, TokenSet
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import cache_limit_bytes, make_room
 from holdfast_workers.private_files import make_private_folder, sync_folder, write_private
-from holdfast_workers.spec import PreparedSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec
 
 _PIECE_BYTES = 4 << 20
 _POLL_S = 0.2
@@ -88,33 +89,42 @@ class _Stopped(Exception):
 
 
 def fetch(
-    prepared: Sequence[PreparedSpec],
+    data: DataSpec,
+    sequence_length: int,
+    seed: int,
     open_set: Callable[[str], Storage],
     cache_dir: Path,
     stop: threading.Event,
     on_progress: Callable[[FetchProgress], None],
     pauses: Pauses = Pauses(),
 ) -> None:
-    """Returns once all files of the sets are in `cache_dir`, or `stop` is set. The files stay
-    locked until this process ends. `open_set`: the storage of a set by its URI; it may raise, and
-    is called again then.
+    """Bring the sets in `data.prepared`, in the order in which a run reads their shards (see
+    `token_corpus.order_of`). Returns once all files of the sets are in `cache_dir`, or `stop` is
+    set. The files stay locked until this process ends. `open_set`: the storage of a set by its URI;
+    it may raise, and is called again then.
 
-    Raises CorpusError if the cache may not keep so much, and InvalidCacheLimit.
+    Raises CorpusError if the cache may not keep so much, ValueError if there is no order, and
+    InvalidCacheLimit.
     """
-    _NodeFetch(prepared, open_set, cache_dir, stop, on_progress, pauses).run()
+    _NodeFetch(data, sequence_length, seed, open_set, cache_dir, stop, on_progress, pauses).run()
 
 
 class _NodeFetch:
     def __init__(
         self,
-        prepared: Sequence[PreparedSpec],
+        data: DataSpec,
+        sequence_length: int,
+        seed: int,
         open_set: Callable[[str], Storage],
         cache_dir: Path,
         stop: threading.Event,
         on_progress: Callable[[FetchProgress], None],
         pauses: Pauses,
     ) -> None:
-        self._prepared = list({each.digest: each for each in prepared}.values())
+        self._data = data
+        self._sequence_length = sequence_length
+        self._seed = seed
+        self._prepared = list({each.digest: each for each in data.prepared}.values())
         self._open_set = open_set
         self._cache_dir = cache_dir
         self._stop = stop
@@ -149,16 +159,23 @@ class _NodeFetch:
             yield WantedFile(each, lambda each=each: self._bring_manifest(each))  # type: ignore[misc]
 
     def _shards(self) -> Iterable[WantedFile]:
-        """All shards; a later order of them may be that in which the run needs them."""
-        seen: set[str] = set()
-        for each in self._prepared:
-            for shard in self._sets[each.digest].shards:
-                if shard.digest not in seen:
-                    seen.add(shard.digest)
-                    yield WantedFile(
-                        each,
-                        lambda each=each, shard=shard: self._bring_shard(each, shard),  # type: ignore[misc]
-                    )
+        """All shards, in the order in which the run needs them."""
+        data, seen = self._data, set[str]()
+        sets = [self._sets[each.digest] for each in data.prepared]
+        shards = [
+            (prepared, shard)
+            for prepared, token_set in zip(data.prepared, sets, strict=True)
+            for shard in token_set.shards
+        ]
+        order = order_of(data, sets, self._sequence_length, self._seed)
+        for number in order.shards_as_read():
+            each, shard = shards[number]
+            if shard.digest not in seen:
+                seen.add(shard.digest)
+                yield WantedFile(
+                    each,
+                    lambda each=each, shard=shard: self._bring_shard(each, shard),  # type: ignore[misc]
+                )
 
     def _refuse_too_many(self, sets: Sequence[TokenSet]) -> None:
         try:
