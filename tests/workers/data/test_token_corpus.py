@@ -16,6 +16,7 @@ from holdfast_workers.data import token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, report_trouble, shard_file
 from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S, TokenCorpus
+from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
 from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, TimeoutsSpec
@@ -92,7 +93,9 @@ def test_the_fingerprint_changes_with_all_that_the_order_depends_on(tmp_path: Pa
     assert len(set(others)) == len(others)
 
 
-@pytest.mark.parametrize("late", ["manifest", "shard", "short shard", "damaged manifest"])
+@pytest.mark.parametrize(
+    "late", ["manifest", "shard", "short shard", "damaged manifest", "damaged shard"]
+)
 def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, late: str) -> None:
     prepared = FIRST.put_into_cache(tmp_path)
     path = shard_file(tmp_path, FIRST.shards[1])
@@ -100,7 +103,9 @@ def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, late: str) -> None
         path = manifest_file(tmp_path, prepared)
     whole = path.read_bytes()
     path.unlink()
-    if " " in late:
+    if late == "damaged shard":
+        path.write_bytes(whole[:32] + b"\xff" + whole[33:])
+    elif " " in late:
         path.write_bytes(whole[:-8])
     polls = 0
 
@@ -118,6 +123,47 @@ def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, late: str) -> None
     _, targets = corpus.batch(np.array([2, 0]))
     assert targets[0, :2].tolist() == [8, 0]
     assert polls >= 1
+
+
+@pytest.mark.parametrize("how", ["a bit", "its end", "all of it"])
+def test_a_damaged_shard_is_removed_and_named_and_not_read(
+    tmp_path: Path, how: str, logs_on_stderr: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    FIRST.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, FIRST)
+    damaged, other = (shard_file(tmp_path, shard) for shard in FIRST.shards)
+    content = damaged.read_bytes()
+    flipped = content[:40] + bytes([content[40] ^ 1]) + content[41:]
+    damaged.write_bytes({"a bit": flipped, "its end": content[:-8], "all of it": b""}[how])
+    with pytest.raises(CorpusError, match="did not come"):
+        corpus.batch(np.array([0]))
+    assert f"{damaged} is damaged" in capfd.readouterr().err
+    assert not damaged.exists()
+    assert corpus.batch(np.array([2]))[1][0, 0] == 8
+    assert other.exists()
+    damaged.write_bytes(content)
+    assert corpus.batch(np.array([0]))[1][0, 0] == 2
+
+
+def test_a_new_file_in_the_place_of_a_damaged_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FIRST.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, FIRST, patience_s=60.0)
+    path = shard_file(tmp_path, FIRST.shards[0])
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\xff")
+
+    def replaced(buffer: memoryview) -> str:
+        monkeypatch.setattr(token_corpus, "shard_digest", shard_digest)
+        path.unlink()
+        path.write_bytes(content)
+        return shard_digest(buffer)
+
+    monkeypatch.setattr(token_corpus, "shard_digest", replaced)
+    inode = path.stat().st_ino
+    assert corpus.batch(np.array([0]))[1][0, 0] == 2
+    assert path.stat().st_ino != inode
 
 
 def test_a_file_that_does_not_come_is_named_with_the_reason(

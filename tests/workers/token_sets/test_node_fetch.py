@@ -29,7 +29,7 @@ from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
 from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 
-AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02)
+AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, look_s=0.02)
 FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
 SECOND = MadeSet("second", [*random_shards(2, [200]), *random_shards(1, [300])])
 """Its last shard is the first one of FIRST."""
@@ -46,16 +46,25 @@ class HangingStore(LocalStorage):
     def open(self, name):
         if sys.argv[3] == "hang" and name == sys.argv[4]:
             print("opens", flush=True)
-            sys.stdin.read()
+            stop.wait()
         return super().open(name)
 
 prepared = PreparedSpec.model_validate_json(sys.argv[1])
 cache, stop, pauses = Path(sys.argv[2]), threading.Event(), Pauses((0.0,), 0.05)
 data, seed = DataSpec(prepared=(prepared,)), int(sys.argv[5])
-fetch(data, 16, seed, lambda uri: HangingStore(Path(uri)), cache, stop, lambda _: None, pauses)
-print("done", flush=True)
+
+def tell(progress):
+    if progress.is_whole:
+        print("done", flush=True)
+
+what = (data, 16, seed, lambda uri: HangingStore(Path(uri)), cache, stop, tell, pauses)
+threading.Thread(target=fetch, args=what, daemon=True).start()
 sys.stdin.read()
 """
+
+
+def local(uri: str) -> LocalStorage:
+    return LocalStorage(Path(uri))
 
 
 class RecordingStore(LocalStorage):
@@ -87,12 +96,20 @@ def cache(tmp_path: Path) -> Path:
 def fetched(
     cache: Path,
     *prepared: PreparedSpec,
-    open_set: Callable[[str], LocalStorage] = lambda uri: LocalStorage(Path(uri)),
+    open_set: Callable[[str], LocalStorage] = local,
     stop: threading.Event | None = None,
+    data: DataSpec | None = None,
 ) -> list[FetchProgress]:
+    """Fetch until all is there."""
     progress: list[FetchProgress] = []
-    data = DataSpec(prepared=prepared)
-    fetch(data, LENGTH, SEED, open_set, cache, stop or threading.Event(), progress.append, AT_ONCE)
+    stop = stop or threading.Event()
+
+    def keep(now: FetchProgress) -> None:
+        progress.append(now)
+        if now.is_whole:
+            stop.set()
+
+    fetch(data or DataSpec(prepared=prepared), LENGTH, SEED, open_set, cache, stop, keep, AT_ONCE)
     return progress
 
 
@@ -165,7 +182,7 @@ def test_shards_come_in_the_order_in_which_a_run_reads_them(store: Path, cache: 
     def open_set(uri: str) -> LocalStorage:
         return RecordingStore(Path(uri), opened.append)
 
-    fetch(data, LENGTH, SEED, open_set, cache, threading.Event(), lambda _: None, AT_ONCE)
+    fetched(cache, open_set=open_set, data=data)
     corpus = TokenCorpus.open(data, cache, LENGTH, SEED, 0.0)
     names = [shard.object_name for each in made for shard in each.shards]
     numbers, _ = corpus.order.windows_of(corpus.samples_at(np.arange(corpus.samples)))
@@ -207,6 +224,37 @@ def test_a_damaged_shard_is_named_and_comes_once_it_is_restored(store: Path, cac
     assert reported_trouble(cache, prepared) == progress[-1].trouble == ""
     assert any("is damaged" in each.trouble for each in progress)
     assert not [*cache.glob("*.part")]
+
+
+@pytest.mark.parametrize("while_others_come", [False, True])
+def test_a_file_that_goes_comes_again(store: Path, cache: Path, while_others_come: bool) -> None:
+    """As a reader removes a damaged one; others may come for hours."""
+    prepared = FIRST.store(store)
+    first, last = shard_file(cache, FIRST.shards[0]), store / FIRST.shards[2].object_name
+    content = last.read_bytes()
+    if while_others_come:
+        last.unlink()
+    stop, progress = threading.Event(), list[FetchProgress]()
+    data = DataSpec(prepared=(prepared,))
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(
+            fetch, data, LENGTH, SEED, local, cache, stop, progress.append, AT_ONCE
+        )
+        try:
+            eventually(lambda: len([*cache.glob("shard-*.bin")]) == 3 - while_others_come)
+            for path in (first, manifest_file(cache, prepared), first):
+                path.unlink()
+                eventually(path.exists)
+            last.write_bytes(content)
+            eventually(lambda: progress[-1].is_whole)
+            links = [*Path("/proc/self/fd").iterdir()]
+            opened = [str(link.readlink()) for link in links if link.is_symlink()]
+        finally:
+            stop.set()
+        result.result(DEADLINE_S)
+    assert whole(cache, FIRST)
+    assert f"{first} (deleted)" not in opened
+    assert str(first) in opened
 
 
 @pytest.mark.parametrize("what", ["shard", "manifest", "other manifest"])
@@ -356,7 +404,8 @@ def test_a_full_disk_is_a_reason_and_not_the_end(store: Path, small_file_system:
         eventually(lambda: "No space left" in reported_trouble(cache, prepared))
         assert f"{cache}: " in reported_trouble(cache, prepared)
         filler.unlink()
-        eventually(lambda: shard_file(cache, large.shards[0]).exists())
+        assert process.stdout is not None
+        assert "done\n" in process.stdout
         process.communicate()
     assert whole(cache, large)
     assert reported_trouble(cache, prepared) == ""

@@ -1,6 +1,6 @@
 """The process that brings a job's token sets into the cache of its node, and holds them there.
 
-It fetches what is missing, then only keeps its locks: they end with it, and it ends with the agent.
+It fetches what is missing, then again what goes. Its locks end with it, and it ends with the agent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The files of token sets in a node's cache, and what the fetching process reports beside them.
 
 Manifests and shards have their digests in their names, and get these names only once their content
-is verified and on disk. So a file of the right size is the right one, and nobody reads it again to
-see. The report on a set gives the reason why something of it is not there yet.
+is verified and on disk. So the fetch takes a file of the right size for the right one; readers
+verify it again (`token_corpus`), as disks may damage it. The report on a set gives the reason why
+something of it is not there yet.
 """
 
 from __future__ import annotations

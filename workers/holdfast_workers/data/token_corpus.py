@@ -2,7 +2,8 @@
 
 Another process fetches the files; a missing one is waited for, visibly, and for a bounded time
 since the last one came. A shard is mapped when a sample of it is read, and is locked while it is
-mapped, so that nothing removes it.
+mapped, so that nothing removes it. Nothing of a file is read before all of it was verified by its
+digest, once by each reader; a damaged one is removed, named, and waited for like a missing one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ from holdfast_workers.data.token_cache import (
     shard_file,
 )
 from holdfast_workers.data.token_order import SourceShards, TokenOrder
-from holdfast_workers.data.token_set import BadTokenSet, ShardContent, TokenSet, read_shard
+from holdfast_workers.data.token_set import (
+    BadTokenSet,
+    ShardContent,
+    ShardFacts,
+    TokenSet,
+    read_shard,
+    shard_digest,
+)
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import cache_limit_bytes
 from holdfast_workers.spec import DataSpec, PreparedSpec
@@ -149,11 +157,10 @@ class TokenCorpus:
         content = self._mapped.get(shard)
         if content is None:
             facts, prepared = self._shards[shard]
-            path = shard_file(self._files.cache_dir, facts)
-            content = self._files.shard(path, facts.nbytes, prepared)
+            content = self._files.shard(facts, prepared)
             if len(content.tokens) != facts.tokens:
                 raise CorpusError(
-                    f"{path} has {len(content.tokens)} tokens, and the manifest of "
+                    f"{facts.object_name} has {len(content.tokens)} tokens, and the manifest of "
                     f"{prepared.uri} says {facts.tokens}: prepare the data again"
                 )
             self._mapped[shard] = content
@@ -191,6 +198,8 @@ class _AwaitedFiles:
         self._waiting = waiting
         self._manifests_until = time.monotonic() + min(patience_s, MANIFEST_PATIENCE_S)
         self._progress_at = 0.0
+        self._verified: dict[Path, tuple[int, int]] = {}
+        """The inode, and the time of the last change, of each file that was verified."""
         self.unseen: set[str] = set()
         """Names of the job's shards that were never in the cache when a wait looked."""
 
@@ -204,10 +213,12 @@ class _AwaitedFiles:
             lambda: self._manifests_until,
         )
 
-    def shard(self, path: Path, nbytes: int, prepared: PreparedSpec) -> ShardContent:
-        """A mapped shard, locked against removal until its arrays are gone. Raises CorpusError."""
+    def shard(self, facts: ShardFacts, prepared: PreparedSpec) -> ShardContent:
+        """A mapped shard, verified, and locked against removal until its arrays are gone. Raises
+        CorpusError."""
         self._progress_at = time.monotonic()
-        return self._awaited(path, prepared, lambda: _mapped(path, nbytes), self._shard_until)
+        path = shard_file(self.cache_dir, facts)
+        return self._awaited(path, prepared, lambda: self._mapped(path, facts), self._shard_until)
 
     def _shard_until(self) -> float:
         """The end of the wait for a shard: others that come show that the fetch goes on. One that
@@ -247,6 +258,35 @@ class _AwaitedFiles:
                 check()
                 time.sleep(_POLL_S)
 
+    def _mapped(self, path: Path, facts: ShardFacts) -> ShardContent:
+        """Raises FileNotFoundError and BadTokenSet."""
+        descriptor = use_locks.opened(path)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size != facts.nbytes:
+                raise _removed(path, descriptor, f"{status.st_size} bytes, not {facts.nbytes}")
+            # The mapping has the descriptor's lock, by a duplicate, as long as it exists.
+            content = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+            version = (status.st_ino, status.st_mtime_ns)
+            if self._verified.get(path) != version:
+                if (found := shard_digest(content)) != facts.digest:
+                    raise _removed(path, descriptor, f"the digest {found}, not {facts.digest}")
+                self._verified[path] = version
+            use_locks.note_use(path)
+            return read_shard(content, str(path))
+        finally:
+            os.close(descriptor)
+
+
+def _removed(path: Path, descriptor: int, what: str) -> BadTokenSet:
+    """Remove a damaged file, unless another one has taken its place, so that it is fetched
+    again."""
+    error = BadTokenSet(f"{path} is damaged, and is fetched again: it has {what}")
+    _log.error("a damaged shard is removed from the cache", why=str(error))
+    if use_locks.is_at(path, descriptor):
+        path.unlink(missing_ok=True)
+    return error
+
 
 def _attempt(read: Callable[[], Found]) -> Found | str:
     """What was read, or the reason why it is missing."""
@@ -256,19 +296,6 @@ def _attempt(read: Callable[[], Found]) -> Found | str:
         return "it is not fetched yet"
     except BadTokenSet as error:
         return str(error)
-
-
-def _mapped(path: Path, nbytes: int) -> ShardContent:
-    """Raises FileNotFoundError and BadTokenSet."""
-    descriptor = use_locks.opened(path)
-    try:
-        if (size := os.fstat(descriptor).st_size) != nbytes:
-            raise BadTokenSet(f"{path} has {size} bytes, not {nbytes}: it will be fetched again")
-        use_locks.note_use(path)
-        # The mapping has the descriptor's lock, by a duplicate, as long as it exists.
-        return read_shard(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)), str(path))
-    finally:
-        os.close(descriptor)
 
 
 def _weights(data: DataSpec, sets: int) -> list[float] | None:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+_OTHER_DESCRIPTORS = 256
+"""Descriptors of a process for anything but the files that it has locked."""
 
 
 def hold(path: Path) -> None:
@@ -91,3 +95,12 @@ def remove_unless_used(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
+
+
+def allow_descriptors(locked: int) -> None:
+    """Each locked file needs a descriptor. Where the hard limit is too low, opening names it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = locked + _OTHER_DESCRIPTORS
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
