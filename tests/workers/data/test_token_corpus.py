@@ -18,7 +18,7 @@ from holdfast_workers.data.token_cache import manifest_file, report_trouble, sha
 from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S, TokenCorpus
 from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.node_cache import use_locks
-from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
+from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, InvalidCacheLimit, make_room
 from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, TimeoutsSpec
 from holdfast_workers.token_sets.node_fetch import Pauses
 
@@ -270,6 +270,14 @@ def test_sets_larger_than_the_cache_are_refused(
     sizes = r"have 1\.92e-07 GB, .* at most 1e-07 GB: set HOLDFAST_CACHE_LIMIT_GB"
     with pytest.raises(CorpusError, match=sizes):
         opened(tmp_path, SECOND)
+
+
+def test_a_limit_that_is_no_number_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, "many")
+    with pytest.raises(InvalidCacheLimit, match="'many' is not a number"):
+        opened(tmp_path, FIRST)
 
 
 def test_a_mapped_shard_is_not_removed_and_an_unused_one_is(tmp_path: Path) -> None:

@@ -109,8 +109,9 @@ class TokenCorpus:
     ) -> TokenCorpus:
         """The corpus of `data.prepared`; `waiting`: for each wait, here and later. Raises
         CorpusError if a manifest does not come in time, or if the sets do not fit together or into
-        the cache.
+        the cache, and InvalidCacheLimit.
         """
+        limit_bytes = cache_limit_bytes(os.environ)  # without it, nothing is fetched
         files = _AwaitedFiles(cache_dir, patience_s, waiting)
         sets = [files.manifest(prepared) for prepared in data.prepared]
         tokenizers = {each.tokenizer.digest: each for each in sets}
@@ -120,7 +121,7 @@ class TokenCorpus:
                 f"{sources} were prepared with different tokenizers: prepare all sources again "
                 "with one"
             )
-        refuse_larger_than_cache(sets, cache_limit_bytes(os.environ))
+        refuse_larger_than_cache(sets, limit_bytes)
         try:
             return cls(data, sets, files, sequence_length, seed)
         except ValueError as error:

@@ -104,3 +104,20 @@ def allow_descriptors(locked: int) -> None:
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def lock_unfinished(path: Path) -> int | None:
+    """A file that becomes another one once it is whole, locked for this process; None if another
+    process has it. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if is_free(descriptor) and is_at(path, descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def close_unfinished(descriptor: int, path: Path) -> None:
+    """Remove the unfinished file, unless it got its name. Raises OSError."""
+    if is_at(path, descriptor):  # and not one of another process, after this was renamed
+        path.unlink()
+    os.close(descriptor)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -27,7 +28,6 @@ from holdfast_workers.checkpoint.storage import (
     TransientStorageError,
     joined,
 )
-from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import (
     decoded,
     manifest_file,
@@ -106,12 +106,20 @@ def fetch(
     """Bring the sets in `data.prepared`, in the order in which a run reads their shards (see
     `token_corpus.order_of`), and then what has gone from `cache_dir`, until `stop` is set:
     `on_progress` learns when all is there. The files stay locked until this process ends.
-    `open_set`: the storage of a set by its URI; it may raise, and is called again then.
+    `open_set`: the storage of a set by its URI; if it raises, it is called again.
 
-    Raises CorpusError if the cache may not keep so much, ValueError if there is no order, and
-    InvalidCacheLimit.
+    Whatever it raises, its reason is left for the ranks: CorpusError if the cache may not keep so
+    much, ValueError if there is no order, InvalidCacheLimit, OSError.
     """
-    _NodeFetch(data, sequence_length, seed, open_set, cache_dir, stop, on_progress, pauses).run()
+    try:
+        _NodeFetch(
+            data, sequence_length, seed, open_set, cache_dir, stop, on_progress, pauses
+        ).run()
+    except Exception as error:
+        reason = str(error) if isinstance(error, WorkersError) else repr(error)
+        for each in data.prepared:
+            _leave_reason(cache_dir, each, reason)
+        raise
 
 
 class _NodeFetch:
@@ -130,7 +138,7 @@ class _NodeFetch:
         self._sequence_length = sequence_length
         self._seed = seed
         self._prepared = list({each.digest: each for each in data.prepared}.values())
-        self._open_set = open_set
+        self._open_set = cache(open_set)  # each has connections of its own
         self._cache_dir = cache_dir
         self._stop = stop
         self._on_progress = on_progress
@@ -150,12 +158,12 @@ class _NodeFetch:
         for each in self._prepared:
             report_trouble(self._cache_dir, each, "")
         for left in self._cache_dir.glob("shard-*.part"):  # of a process that was killed
-            if (unfinished := _lock_unfinished(left)) is not None:
-                _close_unfinished(unfinished, left)
+            if (unfinished := use_locks.lock_unfinished(left)) is not None:
+                use_locks.close_unfinished(unfinished, left)
         try:
             self._bring_all(self._manifests())
             sets = [self._sets[each.digest] for each in self._prepared]
-            self._refuse_too_many(sets)
+            refuse_larger_than_cache(sets, self._limit_bytes)
             self._shards = self._shards_as_read()
             use_locks.allow_descriptors(len(self._shards))
             self._bring_all([each for each in self._shards if not self._is_there(each)])
@@ -208,14 +216,6 @@ class _NodeFetch:
             if time.monotonic() >= self._look_at:
                 yield from self._gone()
             yield each
-
-    def _refuse_too_many(self, sets: Sequence[TokenSet]) -> None:
-        try:
-            refuse_larger_than_cache(sets, self._limit_bytes)
-        except CorpusError as error:
-            for each in self._prepared:
-                report_trouble(self._cache_dir, each, str(error))
-            raise
 
     # --- attempts, and what they report -----------------------------------------------------
 
@@ -270,10 +270,7 @@ class _NodeFetch:
 
     def _report(self, prepared: PreparedSpec, reason: str) -> None:
         _log.error("a token set is not complete on this node", why=reason)
-        try:
-            report_trouble(self._cache_dir, prepared, reason)
-        except OSError as error:  # a full disk, which is the reason then
-            _log.error("the reason cannot be left for the ranks", why=str(error))
+        _leave_reason(self._cache_dir, prepared, reason)
         self._advance(trouble=reason)
 
     def _advance(self, trouble: str | None = None) -> None:
@@ -327,7 +324,7 @@ class _NodeFetch:
     def _bring_shard(self, wanted: WantedFile, shard: ShardFacts) -> None:
         waited_s = 0.0
         while not self._is_there(wanted):
-            unfinished = _lock_unfinished(wanted.path.with_suffix(".part"))
+            unfinished = use_locks.lock_unfinished(wanted.path.with_suffix(".part"))
             if unfinished is not None:
                 self._fill(unfinished, wanted.path, wanted.prepared, shard)
                 continue
@@ -351,7 +348,7 @@ class _NodeFetch:
                 unfinished.rename(path)
                 sync_folder(self._cache_dir)
         finally:
-            _close_unfinished(descriptor, unfinished)
+            use_locks.close_unfinished(descriptor, unfinished)
 
     def _download(self, descriptor: int, prepared: PreparedSpec, shard: ShardFacts) -> None:
         """Raises BadTokenSet, StorageError, OSError and _Stopped."""
@@ -376,16 +373,8 @@ class _NodeFetch:
             )
 
 
-def _lock_unfinished(path: Path) -> int | None:
-    """The unfinished file, locked for this process; None if another one has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if use_locks.is_free(descriptor) and use_locks.is_at(path, descriptor):
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _close_unfinished(descriptor: int, path: Path) -> None:
-    if use_locks.is_at(path, descriptor):  # and not one of another process, after this was renamed
-        path.unlink()
-    os.close(descriptor)
+def _leave_reason(cache_dir: Path, prepared: PreparedSpec, reason: str) -> None:
+    try:
+        report_trouble(cache_dir, prepared, reason)
+    except OSError as error:  # such as a full disk, which is the reason then
+        _log.error("the reason cannot be left for the ranks", why=str(error))
