@@ -383,12 +383,33 @@ def test_shards_that_nobody_uses_make_room_for_new_ones(
     assert all(shard_file(cache, shard).exists() for shard in FIRST.shards)
 
 
+def test_what_other_jobs_use_leaves_no_room_until_they_end(
+    store: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = MadeSet("other", random_shards(9, [400, 400]))
+    prepared, of_other = FIRST.store(store / "first"), other.store(store / "other")
+    limit = sum(map(len, FIRST.contents.values())) + len(FIRST.facts.encode()) + 1000
+    monkeypatch.setenv(LIMIT_VARIABLE, str(limit / 1e9))
+    with user(of_other, cache) as process:
+        assert said(process) == "done"
+        with fetching(cache, prepared) as result:
+            eventually(lambda: "in use by other jobs" in reported_trouble(cache, prepared))
+            assert LIMIT_VARIABLE in reported_trouble(cache, prepared)
+            kept = [*cache.glob("shard-*.bin"), *cache.glob("tokens-*.json")]
+            assert sum(path.stat().st_size for path in kept) <= limit
+            process.communicate()
+            result.result(DEADLINE_S)
+    for shard, content in FIRST.contents.items():
+        assert shard_file(cache, shard).read_bytes() == content
+    assert reported_trouble(cache, prepared) == ""
+
+
 def test_sets_that_the_cache_may_not_keep_are_refused(
     store: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = FIRST.store(store)
     monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")
-    with pytest.raises(CorpusError, match=r"have 2.52e-06 GB, .* 1e-06 GB: set HOLDFAST_CACHE_"):
+    with pytest.raises(CorpusError, match=r"have 3.1e-06 GB, .* 1e-06 GB: set HOLDFAST_CACHE_"):
         fetched(cache, prepared)
     assert "HOLDFAST_CACHE_LIMIT_GB" in reported_trouble(cache, prepared)
     assert not [*cache.glob("shard-*")]

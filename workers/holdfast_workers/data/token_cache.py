@@ -47,7 +47,8 @@ def distinct_shards(sets: Iterable[TokenSet]) -> list[ShardFacts]:
 
 def refuse_larger_than_cache(sets: Sequence[TokenSet], limit_bytes: int) -> None:
     """Raises CorpusError unless the cache of a node may keep all sets of a job."""
-    needed = sum(shard.nbytes for shard in distinct_shards(sets))
+    manifests = {each.digest: len(each.encode()) for each in sets}
+    needed = sum(shard.nbytes for shard in distinct_shards(sets)) + sum(manifests.values())
     if needed > limit_bytes:
         raise CorpusError(
             f"the token sets of this job have {needed / 1e9:.3g} GB, and the cache of a node keeps "

@@ -39,7 +39,7 @@ from holdfast_workers.data.token_corpus import order_of
 from holdfast_workers.data.token_set import MANIFEST, BadTokenSet, ShardFacts, TokenSet
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.node_cache import use_locks
-from holdfast_workers.node_cache.cached_file import cache_limit_bytes, make_room
+from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, cache_limit_bytes, make_room
 from holdfast_workers.private_files import make_private_folder, sync_folder, write_private
 from holdfast_workers.spec import DataSpec, PreparedSpec
 
@@ -343,12 +343,22 @@ class _NodeFetch:
         try:
             # Another process may have finished it just before.
             if not path.exists() or path.stat().st_size != shard.nbytes:
-                make_room(self._cache_dir, shard.nbytes, self._limit_bytes)
+                self._make_room(shard.nbytes)
                 self._download(descriptor, prepared, shard)
                 unfinished.rename(path)
                 sync_folder(self._cache_dir)
         finally:
             use_locks.close_unfinished(descriptor, unfinished)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Raises TransientStorageError."""
+        if too_many := make_room(self._cache_dir, nbytes, self._limit_bytes):
+            raise TransientStorageError(
+                str(self._cache_dir),
+                f"the cache of this node is in use by other jobs: the next shard needs "
+                f"{too_many / 1e9:.3g} GB more than the {self._limit_bytes / 1e9:.3g} GB of "
+                f"{LIMIT_VARIABLE} leave: it is fetched once some are free; or set more",
+            )
 
     def _download(self, descriptor: int, prepared: PreparedSpec, shard: ShardFacts) -> None:
         """Raises BadTokenSet, StorageError, OSError and _Stopped."""
