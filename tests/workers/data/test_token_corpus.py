@@ -235,11 +235,20 @@ def test_a_slow_set_is_waited_for_while_its_shards_come(
             again = shard_file(tmp_path, others[0])
             again.unlink() if again.exists() else again.write_bytes(many.contents[others[0]])
 
-    corpus = opened(tmp_path, many, patience_s=600.0)
+    begins: list[float] = []
+
+    @contextmanager
+    def waiting() -> Iterator[Callable[[], None]]:
+        begins.append(now)
+        yield lambda: None
+
+    data = data_of(many.prepared())
+    corpus = TokenCorpus.open(data, tmp_path, LENGTH, 7, 600.0, waiting)
     clock = SimpleNamespace(monotonic=lambda: now, sleep=passes)
     monkeypatch.setattr(token_corpus, "time", clock)
     with pytest.raises(CorpusError, match="within 3250 s: it is 3250"):
         corpus.batch(np.array([many.shards.index(wanted)]))
+    assert begins == [0.0, 500.0, 1000.0, 1500.0, 2000.0, 2500.0], "each has a limit of its own"
 
 
 def test_a_manifest_of_other_tokens_is_not_read(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ _MOST_MAPPED = 256
 _log = structlog.get_logger()
 Found = TypeVar("Found")
 Waiting = Callable[[], AbstractContextManager[Callable[[], None]]]
-"""Entered when a wait for a file begins; what it returns is called again and again, and may
-raise."""
+"""Entered when a wait for a file begins, and again when its end moves; what it returns is called
+again and again, and may raise."""
 
 
 def _unnoticed() -> AbstractContextManager[Callable[[], None]]:
@@ -241,23 +241,25 @@ class _AwaitedFiles:
             return found
         began = time.monotonic()
         note_at = began + FIRST_NOTE_S
-        with self._waiting() as check:
-            while True:
-                if not isinstance(found := _attempt(read), str):
-                    return found
-                now = time.monotonic()
-                why = reported_trouble(self.cache_dir, prepared) or found
-                if now >= until():
-                    raise CorpusError(
-                        f"{path.name} of the token set {prepared.uri} did not come into the cache "
-                        f"{self.cache_dir} of this node within {now - began:.0f} s: {why}"
-                    )
-                if now >= note_at:
-                    note_at = now + NOTES_EVERY_S
-                    waited = round(now - began)
-                    _log.warning("waits for data", file=path.name, waited_s=waited, why=why)
-                check()
-                time.sleep(_POLL_S)
+        while True:
+            end = until()
+            with self._waiting() as check:  # anew if the end moves: it has a limit of its own
+                while until() == end:
+                    if not isinstance(found := _attempt(read), str):
+                        return found
+                    now = time.monotonic()
+                    why = reported_trouble(self.cache_dir, prepared) or found
+                    if now >= end:
+                        raise CorpusError(
+                            f"{path.name} of the token set {prepared.uri} did not come into the "
+                            f"cache {self.cache_dir} of this node within {now - began:.0f} s: {why}"
+                        )
+                    if now >= note_at:
+                        note_at = now + NOTES_EVERY_S
+                        waited = round(now - began)
+                        _log.warning("waits for data", file=path.name, waited_s=waited, why=why)
+                    check()
+                    time.sleep(_POLL_S)
 
     def _mapped(self, path: Path, facts: ShardFacts) -> ShardContent:
         """Raises FileNotFoundError and BadTokenSet."""
