@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.data.token_sets import MadeSet, random_shards
 
-from holdfast_workers.spec import ModelSpec, find_faults
+from holdfast_workers.spec import DataSpec, ModelSpec, SourceSpec, find_faults
 from holdfast_workers.standalone import load_spec
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
 
@@ -56,6 +57,18 @@ def run(folder: Path, launcher: list[str], name: str) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@pytest.mark.seconds
+def test_prepared_token_sets_are_fetched(tmp_path: Path) -> None:
+    prepared = MadeSet("web", random_shards(1, [300, 200])).store(tmp_path / "store")
+    job = yaml.safe_load(small_job(tmp_path).read_text())
+    data = DataSpec(sources=(SourceSpec(path="/web"),))
+    made = prepared.model_copy(update={"origin": data.origin_of(data.sources[0])})
+    job["data"] = data.model_copy(update={"prepared": (made,)}).model_dump(mode="json")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    lines = run(tmp_path, [sys.executable], "alone")
+    assert lines[-1]["summary"]["steps"] == 3
 
 
 @pytest.mark.slow

@@ -14,7 +14,10 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -23,12 +26,14 @@ from typing import Any, NoReturn, TextIO
 import torch
 import yaml
 
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import BYTE_VOCABULARY, TrainingSpec, find_faults
+from holdfast_workers.token_sets.node_fetch import fetch
 from holdfast_workers.training import rank_log
 from holdfast_workers.training.determinism import choose_kernels
 from holdfast_workers.training.guards import describe_trip
@@ -64,20 +69,47 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     device = _device(options.device)
     choose_kernels(spec.train.deterministic, device)
-    recipe = lookup.make_recipe(spec, options.cache_dir or cache_folder(os.environ))
+    cache_dir = options.cache_dir or cache_folder(os.environ)
+    with _fetching(spec, cache_dir):
+        _train(spec, options, World(rank, world_size, spec.parallel.mesh, 0, device), cache_dir)
+    return 0
+
+
+@contextmanager
+def _fetching(spec: TrainingSpec, cache_dir: Path) -> Iterator[None]:
+    """Meanwhile one process of the node brings the token sets of the job into its cache, with the
+    credentials of the environment. The ranks wait for the files, and learn why one is missing."""
+    stop = threading.Event()
+
+    def bring() -> None:
+        order = spec.model.sequence_length, spec.train.seed
+        try:
+            fetch(spec.data, *order, open_storage, cache_dir, stop, lambda _: None)
+        except Exception as error:  # its reason is left for the ranks
+            print(f"the token sets are not fetched: {error!r}", file=sys.stderr)
+
+    if spec.data.prepared and os.environ.get("LOCAL_RANK", "0") == "0":
+        threading.Thread(target=bring, name="fetch", daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def _train(spec: TrainingSpec, options: argparse.Namespace, world: World, cache_dir: Path) -> None:
+    recipe = lookup.make_recipe(spec, cache_dir)
     recipe.prepare()
     process_groups.join(
         os.environ.get("MASTER_ADDR", ""),
         int(os.environ.get("MASTER_PORT", "0")),
         0,
-        rank,
-        world_size,
+        world.rank,
+        world.world_size,
         options.timeout_s,
-        device,
+        world.device,
     )
-    world = World(rank, world_size, spec.parallel.mesh, attempt=0, device=device)
     recipe.build(world)
-    out = open(options.json, "w") if options.json and rank == 0 else None  # noqa: PTH123, SIM115
+    out = open(options.json, "w") if options.json and world.rank == 0 else None  # noqa: PTH123, SIM115
     try:
         hooks = _ReportingHooks(recipe, world, spec, options.every, out)
         recipe.run(lambda: _steps_from_seed(recipe, world, spec, hooks))
@@ -86,7 +118,6 @@ def main(arguments: list[str] | None = None) -> int:
         if out is not None:
             out.close()
         process_groups.leave()
-    return 0
 
 
 def _steps_from_seed(recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks) -> Steps:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from tests.support.data.token_sets import BYTES, MadeSet, random_shards
 from holdfast_workers.data import token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, report_trouble, shard_file
-from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus
+from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S, TokenCorpus
+from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.node_cache import use_locks
-from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
-from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, InvalidCacheLimit, make_room
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, TimeoutsSpec
+from holdfast_workers.token_sets.node_fetch import Pauses
 
 LENGTH = 4
 FIRST = MadeSet("first", [[1, 2, 3, 4, 5, 6, 0], [7, 8, 0]])
@@ -90,7 +93,9 @@ def test_the_fingerprint_changes_with_all_that_the_order_depends_on(tmp_path: Pa
     assert len(set(others)) == len(others)
 
 
-@pytest.mark.parametrize("late", ["manifest", "shard", "short shard", "damaged manifest"])
+@pytest.mark.parametrize(
+    "late", ["manifest", "shard", "short shard", "damaged manifest", "damaged shard"]
+)
 def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, late: str) -> None:
     prepared = FIRST.put_into_cache(tmp_path)
     path = shard_file(tmp_path, FIRST.shards[1])
@@ -98,7 +103,9 @@ def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, late: str) -> None
         path = manifest_file(tmp_path, prepared)
     whole = path.read_bytes()
     path.unlink()
-    if " " in late:
+    if late == "damaged shard":
+        path.write_bytes(whole[:32] + b"\xff" + whole[33:])
+    elif " " in late:
         path.write_bytes(whole[:-8])
     polls = 0
 
@@ -118,6 +125,47 @@ def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, late: str) -> None
     assert polls >= 1
 
 
+@pytest.mark.parametrize("how", ["a bit", "its end", "all of it"])
+def test_a_damaged_shard_is_removed_and_named_and_not_read(
+    tmp_path: Path, how: str, logs_on_stderr: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    FIRST.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, FIRST)
+    damaged, other = (shard_file(tmp_path, shard) for shard in FIRST.shards)
+    content = damaged.read_bytes()
+    flipped = content[:40] + bytes([content[40] ^ 1]) + content[41:]
+    damaged.write_bytes({"a bit": flipped, "its end": content[:-8], "all of it": b""}[how])
+    with pytest.raises(CorpusError, match="did not come"):
+        corpus.batch(np.array([0]))
+    assert f"{damaged} is damaged" in capfd.readouterr().err
+    assert not damaged.exists()
+    assert corpus.batch(np.array([2]))[1][0, 0] == 8
+    assert other.exists()
+    damaged.write_bytes(content)
+    assert corpus.batch(np.array([0]))[1][0, 0] == 2
+
+
+def test_a_new_file_in_the_place_of_a_damaged_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FIRST.put_into_cache(tmp_path)
+    corpus = opened(tmp_path, FIRST, patience_s=60.0)
+    path = shard_file(tmp_path, FIRST.shards[0])
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\xff")
+
+    def replaced(buffer: memoryview) -> str:
+        monkeypatch.setattr(token_corpus, "shard_digest", shard_digest)
+        path.unlink()
+        path.write_bytes(content)
+        return shard_digest(buffer)
+
+    monkeypatch.setattr(token_corpus, "shard_digest", replaced)
+    inode = path.stat().st_ino
+    assert corpus.batch(np.array([0]))[1][0, 0] == 2
+    assert path.stat().st_ino != inode
+
+
 def test_a_file_that_does_not_come_is_named_with_the_reason(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,6 +183,72 @@ def test_a_file_that_does_not_come_is_named_with_the_reason(
     with pytest.raises(CorpusError, match="within 0 s: the bucket is on fire"):
         corpus.batch(np.array([0]))
     assert "waits for data" in capfd.readouterr().err
+
+
+def test_all_manifests_have_one_short_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read while a process starts, which is ended without a reason if it takes longer."""
+    assert token_corpus.MANIFEST_PATIENCE_S < TimeoutsSpec().start_s < PATIENCE_S
+    assert 2 * Pauses().round_s < token_corpus.MANIFEST_PATIENCE_S
+    now = 0.0
+    first, second = FIRST.put_into_cache(tmp_path), SECOND.put_into_cache(tmp_path)
+    manifest = manifest_file(tmp_path, first)
+    content = manifest.read_bytes()
+    manifest.unlink()
+    manifest_file(tmp_path, second).unlink()
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += 1.0
+        if now == 50.0:
+            manifest.write_bytes(content)
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=passes)
+    monkeypatch.setattr(token_corpus, "time", clock)
+    with pytest.raises(CorpusError, match="within 10 s"):
+        TokenCorpus.open(data_of(first, second), tmp_path, LENGTH, 7)
+    assert now == token_corpus.MANIFEST_PATIENCE_S
+
+
+def test_a_slow_set_is_waited_for_while_its_shards_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = MadeSet("many", random_shards(5, [5] * 6))
+    many.put_into_cache(tmp_path)
+    wanted, *others = many.shards
+    for shard in many.shards:
+        shard_file(tmp_path, shard).unlink()
+    now = 0.0
+
+    def passes(seconds: float) -> None:
+        """Shards of the job come for 2,500 seconds; later, only those of others, and the first one
+        again and again."""
+        nonlocal now
+        now += 250.0
+        if now % 500 == 0 and now <= 2500:
+            shard = others[int(now / 500) - 1]
+            shard_file(tmp_path, shard).write_bytes(many.contents[shard])
+        elif now > 2500:
+            report_trouble(tmp_path, many.prepared(), f"it is {now}")
+            (tmp_path / f"shard-{now}.bin").write_bytes(b"of another job")
+            again = shard_file(tmp_path, others[0])
+            again.unlink() if again.exists() else again.write_bytes(many.contents[others[0]])
+
+    begins: list[float] = []
+
+    @contextmanager
+    def waiting() -> Iterator[Callable[[], None]]:
+        begins.append(now)
+        yield lambda: None
+
+    data = data_of(many.prepared())
+    corpus = TokenCorpus.open(data, tmp_path, LENGTH, 7, 600.0, waiting)
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=passes)
+    monkeypatch.setattr(token_corpus, "time", clock)
+    with pytest.raises(CorpusError, match="within 3250 s: it is 3250"):
+        corpus.batch(np.array([many.shards.index(wanted)]))
+    assert begins == [0.0, 500.0, 1000.0, 1500.0, 2000.0, 2500.0], "each has a limit of its own"
 
 
 def test_a_manifest_of_other_tokens_is_not_read(tmp_path: Path) -> None:
@@ -162,9 +276,17 @@ def test_sets_larger_than_the_cache_are_refused(
 ) -> None:
     SECOND.put_into_cache(tmp_path)
     monkeypatch.setenv(LIMIT_VARIABLE, "1e-7")
-    sizes = r"have 1\.92e-07 GB, .* at most 1e-07 GB: set HOLDFAST_CACHE_LIMIT_GB"
+    sizes = r"have 6\.69e-07 GB, .* at most 1e-07 GB: set HOLDFAST_CACHE_LIMIT_GB"
     with pytest.raises(CorpusError, match=sizes):
         opened(tmp_path, SECOND)
+
+
+def test_a_limit_that_is_no_number_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, "many")
+    with pytest.raises(InvalidCacheLimit, match="'many' is not a number"):
+        opened(tmp_path, FIRST)
 
 
 def test_a_mapped_shard_is_not_removed_and_an_unused_one_is(tmp_path: Path) -> None:

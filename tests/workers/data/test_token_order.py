@@ -135,6 +135,24 @@ def test_a_pool_reads_one_group_after_the_other(
         assert shard in groups[pool].shards
 
 
+@given(sizes=SIZES, seed=SEEDS, shuffled=SHUFFLED, mixed=st.booleans())
+def test_shards_come_group_by_group_of_all_pools(
+    sizes: list[list[int]], seed: int, shuffled: int, mixed: bool
+) -> None:
+    weights = [1.0] * len(sizes) if mixed else None
+    order = order_of(sizes, weights=weights, seed=seed, shuffled=shuffled)
+    shards = list(order.shards_as_read())
+    assert sorted(shards) == list(range(sum(map(len, sizes))))
+    number_of = {}
+    for first in order.groups_at(0):
+        group = first
+        while group.epoch == 0:
+            number_of.update(dict.fromkeys(group.shards, group.number))
+            group = order.next_group(group)
+    numbers = [number_of[shard] for shard in shards]
+    assert numbers == sorted(numbers)
+
+
 def test_seeds_epochs_and_pools_have_different_orders() -> None:
     sizes = [[40] * 20, [40] * 20]
     first = order_of(sizes).samples_at(np.arange(400))

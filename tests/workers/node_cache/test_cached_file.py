@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from tests.support.waiting import DEADLINE_S, eventually
 
+from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import (
     LIMIT_VARIABLE,
     InvalidCacheLimit,
     cache_limit_bytes,
     cached_file,
+    make_room,
 )
 
 KB = 1000
@@ -122,3 +124,21 @@ def test_a_limit_that_is_no_size_is_named() -> None:
     for setting in ("many", "-1", "nan", "inf"):
         with pytest.raises(InvalidCacheLimit, match=LIMIT_VARIABLE):
             cache_limit_bytes({LIMIT_VARIABLE: setting})
+
+
+def test_room_is_there_or_it_is_said_how_much_is_missing(tmp_path: Path) -> None:
+    held, free = tmp_path / "tokens-1.bin", tmp_path / "tokens-2.bin"
+    held.write_bytes(bytes(10))
+    free.write_bytes(bytes(10))
+    with use_locks.held(held):
+        with (tmp_path / "build.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as a process that builds a file
+            assert make_room(tmp_path, 5, 22) == 3
+        assert free.exists()
+        assert make_room(tmp_path, 2, 22) == 0
+        assert free.exists()
+        assert make_room(tmp_path, 5, 12) == 3
+        assert not free.exists()
+    assert held.exists()
+    assert make_room(tmp_path, 5, 12) == 0
+    assert not held.exists()

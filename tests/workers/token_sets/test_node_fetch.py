@@ -26,33 +26,45 @@ from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
 from holdfast_workers.data.token_corpus import TokenCorpus
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
-from holdfast_workers.spec import DataSpec, PreparedSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 
-AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02)
+AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, look_s=0.02)
 FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
 SECOND = MadeSet("second", [*random_shards(2, [200]), *random_shards(1, [300])])
 """Its last shard is the first one of FIRST."""
+LENGTH, SEED = 16, 2
+"""A run with this seed reads the shards of FIRST in their order."""
 USER = """
 import sys, threading
 from pathlib import Path
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.spec import PreparedSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec
 from holdfast_workers.token_sets.node_fetch import Pauses, fetch
 
 class HangingStore(LocalStorage):
     def open(self, name):
         if sys.argv[3] == "hang" and name == sys.argv[4]:
             print("opens", flush=True)
-            sys.stdin.read()
+            stop.wait()
         return super().open(name)
 
 prepared = PreparedSpec.model_validate_json(sys.argv[1])
 cache, stop, pauses = Path(sys.argv[2]), threading.Event(), Pauses((0.0,), 0.05)
-fetch([prepared], lambda uri: HangingStore(Path(uri)), cache, stop, lambda _: None, pauses)
-print("done", flush=True)
+data, seed = DataSpec(prepared=(prepared,)), int(sys.argv[5])
+
+def tell(progress):
+    if progress.is_whole:
+        print("done", flush=True)
+
+what = (data, 16, seed, lambda uri: HangingStore(Path(uri)), cache, stop, tell, pauses)
+threading.Thread(target=fetch, args=what, daemon=True).start()
 sys.stdin.read()
 """
+
+
+def local(uri: str) -> LocalStorage:
+    return LocalStorage(Path(uri))
 
 
 class RecordingStore(LocalStorage):
@@ -84,11 +96,20 @@ def cache(tmp_path: Path) -> Path:
 def fetched(
     cache: Path,
     *prepared: PreparedSpec,
-    open_set: Callable[[str], LocalStorage] = lambda uri: LocalStorage(Path(uri)),
+    open_set: Callable[[str], LocalStorage] = local,
     stop: threading.Event | None = None,
+    data: DataSpec | None = None,
 ) -> list[FetchProgress]:
+    """Fetch until all is there."""
     progress: list[FetchProgress] = []
-    fetch(prepared, open_set, cache, stop or threading.Event(), progress.append, AT_ONCE)
+    stop = stop or threading.Event()
+
+    def keep(now: FetchProgress) -> None:
+        progress.append(now)
+        if now.is_whole:
+            stop.set()
+
+    fetch(data or DataSpec(prepared=prepared), LENGTH, SEED, open_set, cache, stop, keep, AT_ONCE)
     return progress
 
 
@@ -106,7 +127,7 @@ def fetching(cache: Path, *prepared: PreparedSpec) -> Iterator[Future[list[Fetch
 def user(prepared: PreparedSpec, cache: Path, how: str = "", at: str = "") -> subprocess.Popen[str]:
     """A process that fetches a set, and lives until its input ends."""
     return subprocess.Popen(
-        [sys.executable, "-c", USER, prepared.model_dump_json(), str(cache), how, at],
+        [sys.executable, "-c", USER, prepared.model_dump_json(), str(cache), how, at, str(SEED)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -146,9 +167,28 @@ def test_ranks_read_what_was_fetched(store: Path, cache: Path) -> None:
         *(manifest_file(cache, each).name for each in prepared),
         *(shard_file(cache, shard).name for made in (FIRST, SECOND) for shard in made.shards),
     }
-    corpus = TokenCorpus.open(DataSpec(prepared=tuple(prepared)), cache, 16, 7, 0.0)
+    corpus = TokenCorpus.open(DataSpec(prepared=tuple(prepared)), cache, LENGTH, SEED, 0.0)
     inputs, _ = corpus.batch(corpus.samples_at(np.arange(corpus.samples)))
     assert inputs.shape == (corpus.samples, 16)
+
+
+def test_shards_come_in_the_order_in_which_a_run_reads_them(store: Path, cache: Path) -> None:
+    made = [MadeSet(str(i), random_shards(i, [60] * 12)) for i in range(2)]
+    prepared = tuple(each.store(store / each.facts.source) for each in made)
+    sources = tuple(SourceSpec(path="/nowhere", weight=weight) for weight in (1.0, 1.0))
+    data = DataSpec(prepared=prepared, sources=sources, shuffle_gb=1e-9)
+    opened: list[str] = []
+
+    def open_set(uri: str) -> LocalStorage:
+        return RecordingStore(Path(uri), opened.append)
+
+    fetched(cache, open_set=open_set, data=data)
+    corpus = TokenCorpus.open(data, cache, LENGTH, SEED, 0.0)
+    names = [shard.object_name for each in made for shard in each.shards]
+    numbers, _ = corpus.order.windows_of(corpus.samples_at(np.arange(corpus.samples)))
+    read = list(dict.fromkeys(names[shard] for shard in numbers.tolist()))
+    for turn, own in enumerate((names[:12], names[12:])):
+        assert opened[turn::2] == [name for name in read if name in own] != own
 
 
 def test_what_is_there_is_not_fetched_again(store: Path, cache: Path) -> None:
@@ -184,6 +224,37 @@ def test_a_damaged_shard_is_named_and_comes_once_it_is_restored(store: Path, cac
     assert reported_trouble(cache, prepared) == progress[-1].trouble == ""
     assert any("is damaged" in each.trouble for each in progress)
     assert not [*cache.glob("*.part")]
+
+
+@pytest.mark.parametrize("while_others_come", [False, True])
+def test_a_file_that_goes_comes_again(store: Path, cache: Path, while_others_come: bool) -> None:
+    """As a reader removes a damaged one; others may come for hours."""
+    prepared = FIRST.store(store)
+    first, last = shard_file(cache, FIRST.shards[0]), store / FIRST.shards[2].object_name
+    content = last.read_bytes()
+    if while_others_come:
+        last.unlink()
+    stop, progress = threading.Event(), list[FetchProgress]()
+    data = DataSpec(prepared=(prepared,))
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(
+            fetch, data, LENGTH, SEED, local, cache, stop, progress.append, AT_ONCE
+        )
+        try:
+            eventually(lambda: len([*cache.glob("shard-*.bin")]) == 3 - while_others_come)
+            for path in (first, manifest_file(cache, prepared), first):
+                path.unlink()
+                eventually(path.exists)
+            last.write_bytes(content)
+            eventually(lambda: progress[-1].is_whole)
+            links = [*Path("/proc/self/fd").iterdir()]
+            opened = [str(link.readlink()) for link in links if link.is_symlink()]
+        finally:
+            stop.set()
+        result.result(DEADLINE_S)
+    assert whole(cache, FIRST)
+    assert f"{first} (deleted)" not in opened
+    assert str(first) in opened
 
 
 @pytest.mark.parametrize("what", ["shard", "manifest", "other manifest"])
@@ -312,12 +383,33 @@ def test_shards_that_nobody_uses_make_room_for_new_ones(
     assert all(shard_file(cache, shard).exists() for shard in FIRST.shards)
 
 
+def test_what_other_jobs_use_leaves_no_room_until_they_end(
+    store: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = MadeSet("other", random_shards(9, [400, 400]))
+    prepared, of_other = FIRST.store(store / "first"), other.store(store / "other")
+    limit = sum(map(len, FIRST.contents.values())) + len(FIRST.facts.encode()) + 1000
+    monkeypatch.setenv(LIMIT_VARIABLE, str(limit / 1e9))
+    with user(of_other, cache) as process:
+        assert said(process) == "done"
+        with fetching(cache, prepared) as result:
+            eventually(lambda: "in use by other jobs" in reported_trouble(cache, prepared))
+            assert LIMIT_VARIABLE in reported_trouble(cache, prepared)
+            kept = [*cache.glob("shard-*.bin"), *cache.glob("tokens-*.json")]
+            assert sum(path.stat().st_size for path in kept) <= limit
+            process.communicate()
+            result.result(DEADLINE_S)
+    for shard, content in FIRST.contents.items():
+        assert shard_file(cache, shard).read_bytes() == content
+    assert reported_trouble(cache, prepared) == ""
+
+
 def test_sets_that_the_cache_may_not_keep_are_refused(
     store: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = FIRST.store(store)
     monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")
-    with pytest.raises(CorpusError, match=r"have 2.52e-06 GB, .* 1e-06 GB: set HOLDFAST_CACHE_"):
+    with pytest.raises(CorpusError, match=r"have 3.1e-06 GB, .* 1e-06 GB: set HOLDFAST_CACHE_"):
         fetched(cache, prepared)
     assert "HOLDFAST_CACHE_LIMIT_GB" in reported_trouble(cache, prepared)
     assert not [*cache.glob("shard-*")]
@@ -333,7 +425,8 @@ def test_a_full_disk_is_a_reason_and_not_the_end(store: Path, small_file_system:
         eventually(lambda: "No space left" in reported_trouble(cache, prepared))
         assert f"{cache}: " in reported_trouble(cache, prepared)
         filler.unlink()
-        eventually(lambda: shard_file(cache, large.shards[0]).exists())
+        assert process.stdout is not None
+        assert "done\n" in process.stdout
         process.communicate()
     assert whole(cache, large)
     assert reported_trouble(cache, prepared) == ""

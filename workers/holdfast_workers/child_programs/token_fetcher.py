@@ -1,6 +1,7 @@
 """The process that brings a job's token sets into the cache of its node, and holds them there.
 
-It fetches what is missing, then only keeps its locks: they end with it, and it ends with the agent.
+It fetches what is missing, then again what goes. Its locks end with it. It ends with the agent, or
+once the fetch has failed for a reason that a repetition does not mend: another one takes its place.
 """
 
 from __future__ import annotations
@@ -10,52 +11,72 @@ import socket
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import structlog
 
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import Storage
-from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.failing_storage import with_injected_failures
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.protocol.processes import FetcherJob, StorageRefusal, StorageZygoteConfig
 from holdfast_workers.token_sets.node_fetch import FetchProgress, fetch
 
+AGAIN_AFTER_S = 30.0
+"""From a failure of the fetch to the end of the process, which the agent replaces."""
+
 _log = structlog.get_logger()
 
 
 def run(end: socket.socket, job: FetcherJob, config: StorageZygoteConfig) -> int:
-    """Returns once the agent is gone."""
-    stop = threading.Event()
-    threading.Thread(target=_fetch, args=(job, config, stop), name="fetch", daemon=True).start()
-    with contextlib.suppress(control_channel.ControlClosed):
-        control_channel.receive(end, StorageRefusal)  # the agent sends nothing
+    """Returns 0 once the agent is gone, and 1 some time after the fetch has failed."""
+    stop, codes = threading.Event(), SimpleQueue[int]()
+
+    def until_agent_is_gone() -> None:
+        with contextlib.suppress(control_channel.ControlClosed):
+            control_channel.receive(end, StorageRefusal)  # the agent sends nothing
+        codes.put(0)
+
+    def until_fetch_fails() -> None:
+        codes.put(_fetch(job, config, stop))
+
+    for work in (until_agent_is_gone, until_fetch_fails):
+        threading.Thread(target=work, name=work.__name__, daemon=True).start()
+    code = codes.get()
     stop.set()
-    return 0
+    return code
 
 
-def _fetch(job: FetcherJob, config: StorageZygoteConfig, stop: threading.Event) -> None:
+def _fetch(job: FetcherJob, config: StorageZygoteConfig, stop: threading.Event) -> int:
     faults = Path(config.storage_fault_file)
 
     def open_set(uri: str) -> Storage:
         return with_injected_failures(open_storage(uri, config.storage), faults)
 
-    prepared, progress = config.plan.spec.data.prepared, FetchProgress(0, 0, 0, 0)
+    spec, began = config.plan.spec, time.monotonic()
+    is_logged = False
 
-    def keep(now: FetchProgress) -> None:
-        nonlocal progress
-        progress = now
+    def log_when_whole(now: FetchProgress) -> None:
+        nonlocal is_logged
+        if now.is_whole and not is_logged:
+            is_logged = True
+            took_s = round(time.monotonic() - began, 3)
+            _log.info(
+                "the token sets are here", shards=now.shards, nbytes=now.nbytes, took_s=took_s
+            )
 
-    began = time.monotonic()
     try:
-        fetch(prepared, open_set, Path(job.cache_dir), stop, keep)
-    except WorkersError:  # its reason is left for the ranks
-        _log.exception("the token sets are not fetched")
-        return
-    if not stop.is_set():
-        _log.info(
-            "the token sets are here",
-            shards=progress.shards,
-            nbytes=progress.nbytes,
-            took_s=round(time.monotonic() - began, 3),
+        fetch(
+            spec.data,
+            spec.model.sequence_length,
+            spec.train.seed,
+            open_set,
+            Path(job.cache_dir),
+            stop,
+            log_when_whole,
         )
+    except Exception:  # its reason is left for the ranks
+        _log.exception("the token sets are not fetched")
+        stop.wait(AGAIN_AFTER_S)
+        return 1
+    return 0

@@ -1,8 +1,9 @@
 """The files of token sets in a node's cache, and what the fetching process reports beside them.
 
 Manifests and shards have their digests in their names, and get these names only once their content
-is verified and on disk. So a file of the right size is the right one, and nobody reads it again to
-see. The report on a set gives the reason why something of it is not there yet.
+is verified and on disk. So the fetch takes a file of the right size for the right one; readers
+verify it again (`token_corpus`), as disks may damage it. The report on a set gives the reason why
+something of it is not there yet.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def distinct_shards(sets: Iterable[TokenSet]) -> list[ShardFacts]:
 
 def refuse_larger_than_cache(sets: Sequence[TokenSet], limit_bytes: int) -> None:
     """Raises CorpusError unless the cache of a node may keep all sets of a job."""
-    needed = sum(shard.nbytes for shard in distinct_shards(sets))
+    manifests = {each.digest: len(each.encode()) for each in sets}
+    needed = sum(shard.nbytes for shard in distinct_shards(sets)) + sum(manifests.values())
     if needed > limit_bytes:
         raise CorpusError(
             f"the token sets of this job have {needed / 1e9:.3g} GB, and the cache of a node keeps "

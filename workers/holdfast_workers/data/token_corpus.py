@@ -1,12 +1,14 @@
 """The token sets of a job as one corpus, read from the files in a node's cache.
 
-Another process fetches the files; a missing one is waited for, visibly and for a bounded time. A
-shard is mapped when a sample of it is read, and is locked while it is mapped, so that nothing
-removes it.
+Another process fetches the files; a missing one is waited for, visibly, and for a bounded time
+since the last one came. A shard is mapped when a sample of it is read, and is locked while it is
+mapped, so that nothing removes it. Nothing of a file is read before all of it was verified by its
+digest, once by each reader; a damaged one is removed, named, and waited for like a missing one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -31,7 +33,14 @@ from holdfast_workers.data.token_cache import (
     shard_file,
 )
 from holdfast_workers.data.token_order import SourceShards, TokenOrder
-from holdfast_workers.data.token_set import BadTokenSet, ShardContent, TokenSet, read_shard
+from holdfast_workers.data.token_set import (
+    BadTokenSet,
+    ShardContent,
+    ShardFacts,
+    TokenSet,
+    read_shard,
+    shard_digest,
+)
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import cache_limit_bytes
 from holdfast_workers.spec import DataSpec, PreparedSpec
@@ -39,7 +48,10 @@ from holdfast_workers.spec import DataSpec, PreparedSpec
 IGNORED = -100
 """A target that no loss counts, as in torch's cross-entropy."""
 PATIENCE_S = 600.0
-"""The longest wait for a file of a token set."""
+"""The longest wait for a shard in which no shard of the job comes."""
+MANIFEST_PATIENCE_S = 60.0
+"""The longest wait for the manifests of a job. They are small, and are read while processes start,
+whose own limits (120 s and more) would end a longer wait without its reason."""
 FIRST_NOTE_S = 5.0
 NOTES_EVERY_S = 30.0
 _POLL_S = 0.1
@@ -49,8 +61,8 @@ _MOST_MAPPED = 256
 _log = structlog.get_logger()
 Found = TypeVar("Found")
 Waiting = Callable[[], AbstractContextManager[Callable[[], None]]]
-"""Entered when a wait for a file begins; what it returns is called again and again, and may
-raise."""
+"""Entered when a wait for a file begins, and again when its end moves; what it returns is called
+again and again, and may raise."""
 
 
 def _unnoticed() -> AbstractContextManager[Callable[[], None]]:
@@ -80,6 +92,7 @@ class TokenCorpus:
             for each, prepared in zip(sets, data.prepared, strict=True)
             for shard in each.shards
         ]
+        files.unseen = {shard_file(files.cache_dir, shard).name for shard, _ in self._shards}
         self._files = files
         self._length = sequence_length
         self._mapped: OrderedDict[int, ShardContent] = OrderedDict()
@@ -96,8 +109,9 @@ class TokenCorpus:
     ) -> TokenCorpus:
         """The corpus of `data.prepared`; `waiting`: for each wait, here and later. Raises
         CorpusError if a manifest does not come in time, or if the sets do not fit together or into
-        the cache.
+        the cache, and InvalidCacheLimit.
         """
+        limit_bytes = cache_limit_bytes(os.environ)  # without it, nothing is fetched
         files = _AwaitedFiles(cache_dir, patience_s, waiting)
         sets = [files.manifest(prepared) for prepared in data.prepared]
         tokenizers = {each.tokenizer.digest: each for each in sets}
@@ -107,7 +121,7 @@ class TokenCorpus:
                 f"{sources} were prepared with different tokenizers: prepare all sources again "
                 "with one"
             )
-        refuse_larger_than_cache(sets, cache_limit_bytes(os.environ))
+        refuse_larger_than_cache(sets, limit_bytes)
         try:
             return cls(data, sets, files, sequence_length, seed)
         except ValueError as error:
@@ -144,11 +158,10 @@ class TokenCorpus:
         content = self._mapped.get(shard)
         if content is None:
             facts, prepared = self._shards[shard]
-            path = shard_file(self._files.cache_dir, facts)
-            content = self._files.shard(path, facts.nbytes, prepared)
+            content = self._files.shard(facts, prepared)
             if len(content.tokens) != facts.tokens:
                 raise CorpusError(
-                    f"{path} has {len(content.tokens)} tokens, and the manifest of "
+                    f"{facts.object_name} has {len(content.tokens)} tokens, and the manifest of "
                     f"{prepared.uri} says {facts.tokens}: prepare the data again"
                 )
             self._mapped[shard] = content
@@ -184,40 +197,98 @@ class _AwaitedFiles:
         self.cache_dir = cache_dir
         self._patience_s = patience_s
         self._waiting = waiting
+        self._manifests_until = time.monotonic() + min(patience_s, MANIFEST_PATIENCE_S)
+        self._progress_at = 0.0
+        self._verified: dict[Path, tuple[int, int]] = {}
+        """The inode, and the time of the last change, of each file that was verified."""
+        self.unseen: set[str] = set()
+        """Names of the job's shards that were never in the cache when a wait looked."""
 
     def manifest(self, prepared: PreparedSpec) -> TokenSet:
         """Raises CorpusError."""
         path = manifest_file(self.cache_dir, prepared)
         return self._awaited(
-            path, prepared, lambda: decoded(path.read_bytes(), str(path), prepared)
+            path,
+            prepared,
+            lambda: decoded(path.read_bytes(), str(path), prepared),
+            lambda: self._manifests_until,
         )
 
-    def shard(self, path: Path, nbytes: int, prepared: PreparedSpec) -> ShardContent:
-        """A mapped shard, locked against removal until its arrays are gone. Raises CorpusError."""
-        return self._awaited(path, prepared, lambda: _mapped(path, nbytes))
+    def shard(self, facts: ShardFacts, prepared: PreparedSpec) -> ShardContent:
+        """A mapped shard, verified, and locked against removal until its arrays are gone. Raises
+        CorpusError."""
+        self._progress_at = time.monotonic()
+        path = shard_file(self.cache_dir, facts)
+        return self._awaited(path, prepared, lambda: self._mapped(path, facts), self._shard_until)
 
-    def _awaited(self, path: Path, prepared: PreparedSpec, read: Callable[[], Found]) -> Found:
+    def _shard_until(self) -> float:
+        """The end of the wait for a shard: others that come show that the fetch goes on. One that
+        comes for a second time, as it was damaged, does not show that."""
+        with contextlib.suppress(FileNotFoundError):
+            if came := self.unseen & {path.name for path in self.cache_dir.iterdir()}:
+                self.unseen -= came
+                self._progress_at = time.monotonic()
+        return self._progress_at + self._patience_s
+
+    def _awaited(
+        self,
+        path: Path,
+        prepared: PreparedSpec,
+        read: Callable[[], Found],
+        until: Callable[[], float],
+    ) -> Found:
         if not isinstance(found := _attempt(read), str):
             return found
         began = time.monotonic()
         note_at = began + FIRST_NOTE_S
-        with self._waiting() as check:
-            while True:
-                if not isinstance(found := _attempt(read), str):
-                    return found
-                now = time.monotonic()
-                why = reported_trouble(self.cache_dir, prepared) or found
-                if now - began >= self._patience_s:
-                    raise CorpusError(
-                        f"{path.name} of the token set {prepared.uri} did not come into the cache "
-                        f"{self.cache_dir} of this node within {self._patience_s:.0f} s: {why}"
-                    )
-                if now >= note_at:
-                    note_at = now + NOTES_EVERY_S
-                    waited = round(now - began)
-                    _log.warning("waits for data", file=path.name, waited_s=waited, why=why)
-                check()
-                time.sleep(_POLL_S)
+        while True:
+            end = until()
+            with self._waiting() as check:  # anew if the end moves: it has a limit of its own
+                while until() == end:
+                    if not isinstance(found := _attempt(read), str):
+                        return found
+                    now = time.monotonic()
+                    why = reported_trouble(self.cache_dir, prepared) or found
+                    if now >= end:
+                        raise CorpusError(
+                            f"{path.name} of the token set {prepared.uri} did not come into the "
+                            f"cache {self.cache_dir} of this node within {now - began:.0f} s: {why}"
+                        )
+                    if now >= note_at:
+                        note_at = now + NOTES_EVERY_S
+                        waited = round(now - began)
+                        _log.warning("waits for data", file=path.name, waited_s=waited, why=why)
+                    check()
+                    time.sleep(_POLL_S)
+
+    def _mapped(self, path: Path, facts: ShardFacts) -> ShardContent:
+        """Raises FileNotFoundError and BadTokenSet."""
+        descriptor = use_locks.opened(path)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size != facts.nbytes:
+                raise _removed(path, descriptor, f"{status.st_size} bytes, not {facts.nbytes}")
+            # The mapping has the descriptor's lock, by a duplicate, as long as it exists.
+            content = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+            version = (status.st_ino, status.st_mtime_ns)
+            if self._verified.get(path) != version:
+                if (found := shard_digest(content)) != facts.digest:
+                    raise _removed(path, descriptor, f"the digest {found}, not {facts.digest}")
+                self._verified[path] = version
+            use_locks.note_use(path)
+            return read_shard(content, str(path))
+        finally:
+            os.close(descriptor)
+
+
+def _removed(path: Path, descriptor: int, what: str) -> BadTokenSet:
+    """Remove a damaged file, unless another one has taken its place, so that it is fetched
+    again."""
+    error = BadTokenSet(f"{path} is damaged, and is fetched again: it has {what}")
+    _log.error("a damaged shard is removed from the cache", why=str(error))
+    if use_locks.is_at(path, descriptor):
+        path.unlink(missing_ok=True)
+    return error
 
 
 def _attempt(read: Callable[[], Found]) -> Found | str:
@@ -228,19 +299,6 @@ def _attempt(read: Callable[[], Found]) -> Found | str:
         return "it is not fetched yet"
     except BadTokenSet as error:
         return str(error)
-
-
-def _mapped(path: Path, nbytes: int) -> ShardContent:
-    """Raises FileNotFoundError and BadTokenSet."""
-    descriptor = use_locks.opened(path)
-    try:
-        if (size := os.fstat(descriptor).st_size) != nbytes:
-            raise BadTokenSet(f"{path} has {size} bytes, not {nbytes}: it will be fetched again")
-        use_locks.note_use(path)
-        # The mapping has the descriptor's lock, by a duplicate, as long as it exists.
-        return read_shard(memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)), str(path))
-    finally:
-        os.close(descriptor)
 
 
 def _weights(data: DataSpec, sets: int) -> list[float] | None:

@@ -13,7 +13,7 @@ needs one group of each pool at a time, and windows of different groups are neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -140,6 +140,16 @@ class TokenOrder:
         """The group that its pool reads after this one."""
         after = self._pools[group.pool].next_group(group.epoch, group.number)
         return self._group(group.pool, *after)
+
+    def shards_as_read(self) -> Iterator[int]:
+        """All shards, each once, counted over all sources: those of the first group of each pool,
+        then those of the next groups."""
+        groups = self.groups_at(0)
+        while groups:
+            for group in groups:
+                yield from group.shards
+            following = map(self.next_group, groups)
+            groups = tuple(group for group in following if group.epoch == 0)
 
     def _group(self, pool: int, epoch: int, number: int) -> TokenGroup:
         return TokenGroup(pool, epoch, number, self._pools[pool].shards_of(epoch, number))

@@ -97,12 +97,17 @@ def cached_file(cache_dir: Path, name: str, key: str, parts: Iterable[bytes]) ->
         return built
 
 
-def make_room(cache_dir: Path, nbytes: int, limit_bytes: int) -> None:
-    """Remove files without users, until a new one of `nbytes` may come. While another process
-    builds a file, nothing is removed: that process does so when it is done."""
+def make_room(cache_dir: Path, nbytes: int, limit_bytes: int) -> int:
+    """Remove files without users, until a new one of `nbytes` may come. Returns how many bytes are
+    still too many, since others use their files; 0: there is room. While another process builds a
+    file, nothing is removed: that process does so when it is done."""
+    most = limit_bytes - nbytes
     with (cache_dir / _LOCK).open("w") as lock:
         if use_locks.is_free(lock):
-            _shrink(cache_dir, limit_bytes - nbytes)
+            left = _shrink(cache_dir, most)
+        else:
+            left = sum(status.st_size for status, _ in _content(cache_dir))
+    return max(0, left - most)
 
 
 def source_key(what: str, files: Iterable[tuple[str, Path]]) -> str:
@@ -154,21 +159,34 @@ def _use(path: Path) -> None:
     use_locks.note_use(path)
 
 
-def _shrink(cache_dir: Path, limit_bytes: int) -> None:
-    """Remove files without users, those of the earliest use first, down to the limit."""
-    files = [(path.stat(), path) for kind in _KINDS for path in cache_dir.glob(kind)]
+def _shrink(cache_dir: Path, limit_bytes: int) -> int:
+    """Remove files without users, those of the earliest use first, down to the limit. Returns the
+    size of the rest."""
+    files = _content(cache_dir)
     total = sum(status.st_size for status, _ in files)
     removed = set()
     for status, path in sorted(files, key=lambda file: (file[0].st_atime_ns, file[1])):
         if total <= limit_bytes:
             break
-        if use_locks.unlink_unless_used(path):
-            removed.add(path.stem.rpartition("-")[2])
-            total -= status.st_size
+        with contextlib.suppress(FileNotFoundError):  # a reader found it damaged
+            if not use_locks.unlink_unless_used(path):
+                continue
+        removed.add(path.stem.rpartition("-")[2])
+        total -= status.st_size
     for index in cache_dir.glob("source-*.json") if removed else ():
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(index.read_text())["fingerprint"] in removed:
                 index.unlink()
+    return total
+
+
+def _content(cache_dir: Path) -> list[tuple[os.stat_result, Path]]:
+    """The files that count towards the limit."""
+    files = []
+    for path in (path for kind in _KINDS for path in cache_dir.glob(kind)):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            files.append((path.stat(), path))
+    return files
 
 
 @contextmanager

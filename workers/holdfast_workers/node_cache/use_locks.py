@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+_OTHER_DESCRIPTORS = 256
+"""Descriptors of a process for anything but the files that it has locked."""
 
 
 def hold(path: Path) -> None:
@@ -91,3 +95,29 @@ def remove_unless_used(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
+
+
+def allow_descriptors(locked: int) -> None:
+    """Each locked file needs a descriptor. Where the hard limit is too low, opening names it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = locked + _OTHER_DESCRIPTORS
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def lock_unfinished(path: Path) -> int | None:
+    """A file that becomes another one once it is whole, locked for this process; None if another
+    process has it. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if is_free(descriptor) and is_at(path, descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def close_unfinished(descriptor: int, path: Path) -> None:
+    """Remove the unfinished file, unless it got its name. Raises OSError."""
+    if is_at(path, descriptor):  # and not one of another process, after this was renamed
+        path.unlink()
+    os.close(descriptor)

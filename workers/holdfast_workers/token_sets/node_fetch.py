@@ -3,18 +3,19 @@
 Each file is verified by its digest while it is written under another name, and gets its own name
 once it is on disk; it stays locked until the fetching process ends. What is damaged, missing or
 refused is tried again until it comes or the fetch is stopped, and its reason is left for the ranks
-(`token_cache.report_trouble`). Processes of one node do not fetch the same file twice at once: they
-lock its unfinished file, which the next one takes over from one that was killed.
+(`token_cache.report_trouble`). What goes, because a rank found it damaged, is fetched again.
+Processes of one node do not fetch the same file twice at once: they lock its unfinished file, which
+the next one takes over from one that was killed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import resource
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -27,26 +28,23 @@ from holdfast_workers.checkpoint.storage import (
     TransientStorageError,
     joined,
 )
-from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import (
     decoded,
-    distinct_shards,
     manifest_file,
     refuse_larger_than_cache,
     report_trouble,
     shard_file,
 )
+from holdfast_workers.data.token_corpus import order_of
 from holdfast_workers.data.token_set import MANIFEST, BadTokenSet, ShardFacts, TokenSet
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.node_cache import use_locks
-from holdfast_workers.node_cache.cached_file import cache_limit_bytes, make_room
+from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, cache_limit_bytes, make_room
 from holdfast_workers.private_files import make_private_folder, sync_folder, write_private
-from holdfast_workers.spec import PreparedSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec
 
 _PIECE_BYTES = 4 << 20
 _POLL_S = 0.2
-_OTHER_DESCRIPTORS = 256
-"""Descriptors of a process for anything but the locked shards."""
 
 _log = structlog.get_logger()
 
@@ -57,9 +55,11 @@ class Pauses:
 
     retries_s: tuple[float, ...] = (1.0, 3.0)
     """Before each further attempt for one file."""
-    round_s: float = 60.0
-    """Before what could not be fetched is tried again; also the longest wait for another process
-    that fetches a file."""
+    round_s: float = 15.0
+    """Before what could not be fetched is tried again, well within a rank's patience; also the
+    longest wait for another process that fetches a file."""
+    look_s: float = 5.0
+    """Between looks whether a file has gone."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,20 @@ class FetchProgress:
     trouble: str = ""
     """The last reason why something is not there, until it is."""
 
+    @property
+    def is_whole(self) -> bool:
+        return 0 < self.shards == self.shards_there and not self.trouble
+
 
 @dataclass(frozen=True)
 class WantedFile:
-    """A file of a set, and the work that brings it into the cache and locks it."""
+    """A file of a set."""
 
     prepared: PreparedSpec
-    bring: Callable[[], None]
-    """Raises WorkersError or OSError."""
+    shard: ShardFacts | None
+    """None: the manifest."""
+    path: Path
+    """Its place in the cache."""
 
 
 class _Stopped(Exception):
@@ -88,85 +94,128 @@ class _Stopped(Exception):
 
 
 def fetch(
-    prepared: Sequence[PreparedSpec],
+    data: DataSpec,
+    sequence_length: int,
+    seed: int,
     open_set: Callable[[str], Storage],
     cache_dir: Path,
     stop: threading.Event,
     on_progress: Callable[[FetchProgress], None],
     pauses: Pauses = Pauses(),
 ) -> None:
-    """Returns once all files of the sets are in `cache_dir`, or `stop` is set. The files stay
-    locked until this process ends. `open_set`: the storage of a set by its URI; it may raise, and
-    is called again then.
+    """Bring the sets in `data.prepared`, in the order in which a run reads their shards (see
+    `token_corpus.order_of`), and then what has gone from `cache_dir`, until `stop` is set:
+    `on_progress` learns when all is there. The files stay locked until this process ends.
+    `open_set`: the storage of a set by its URI; if it raises, it is called again.
 
-    Raises CorpusError if the cache may not keep so much, and InvalidCacheLimit.
+    Whatever it raises, its reason is left for the ranks: CorpusError if the cache may not keep so
+    much, ValueError if there is no order, InvalidCacheLimit, OSError.
     """
-    _NodeFetch(prepared, open_set, cache_dir, stop, on_progress, pauses).run()
+    try:
+        _NodeFetch(
+            data, sequence_length, seed, open_set, cache_dir, stop, on_progress, pauses
+        ).run()
+    except Exception as error:
+        reason = str(error) if isinstance(error, WorkersError) else repr(error)
+        for each in data.prepared:
+            _leave_reason(cache_dir, each, reason)
+        raise
 
 
 class _NodeFetch:
     def __init__(
         self,
-        prepared: Sequence[PreparedSpec],
+        data: DataSpec,
+        sequence_length: int,
+        seed: int,
         open_set: Callable[[str], Storage],
         cache_dir: Path,
         stop: threading.Event,
         on_progress: Callable[[FetchProgress], None],
         pauses: Pauses,
     ) -> None:
-        self._prepared = list({each.digest: each for each in prepared}.values())
-        self._open_set = open_set
+        self._data = data
+        self._sequence_length = sequence_length
+        self._seed = seed
+        self._prepared = list({each.digest: each for each in data.prepared}.values())
+        self._open_set = cache(open_set)  # each has connections of its own
         self._cache_dir = cache_dir
         self._stop = stop
         self._on_progress = on_progress
         self._pauses = pauses
         self._limit_bytes = cache_limit_bytes(os.environ)
         self._sets: dict[str, TokenSet] = {}
-        self._progress = FetchProgress(0, 0, 0, 0)
+        self._shards: list[WantedFile] = []
+        self._held: dict[Path, int] = {}
+        """The descriptor of each file that was there, which locks it."""
+        self._there: dict[Path, int] = {}
+        """The sizes of the shards among them."""
+        self._trouble = ""
+        self._look_at = 0.0
 
     def run(self) -> None:
         make_private_folder(self._cache_dir)
         for each in self._prepared:
             report_trouble(self._cache_dir, each, "")
         for left in self._cache_dir.glob("shard-*.part"):  # of a process that was killed
-            if (unfinished := _lock_unfinished(left)) is not None:
-                _close_unfinished(unfinished, left)
+            if (unfinished := use_locks.lock_unfinished(left)) is not None:
+                use_locks.close_unfinished(unfinished, left)
         try:
             self._bring_all(self._manifests())
             sets = [self._sets[each.digest] for each in self._prepared]
-            self._refuse_too_many(sets)
-            shards = distinct_shards(sets)
-            self._advance(shards=len(shards), nbytes=sum(shard.nbytes for shard in shards))
-            _allow_descriptors(len(shards))
-            self._bring_all(self._shards())
+            refuse_larger_than_cache(sets, self._limit_bytes)
+            self._shards = self._shards_as_read()
+            use_locks.allow_descriptors(len(self._shards))
+            self._bring_all([each for each in self._shards if not self._is_there(each)])
+            while True:
+                self._pause(self._pauses.look_s)
+                if gone := self._gone():
+                    self._bring_all(gone)
         except _Stopped:
             return
 
     # --- what is wanted ---------------------------------------------------------------------
 
-    def _manifests(self) -> Iterable[WantedFile]:
-        for each in self._prepared:
-            yield WantedFile(each, lambda each=each: self._bring_manifest(each))  # type: ignore[misc]
+    def _manifests(self) -> list[WantedFile]:
+        return [
+            WantedFile(each, None, manifest_file(self._cache_dir, each)) for each in self._prepared
+        ]
 
-    def _shards(self) -> Iterable[WantedFile]:
-        """All shards; a later order of them may be that in which the run needs them."""
-        seen: set[str] = set()
-        for each in self._prepared:
-            for shard in self._sets[each.digest].shards:
-                if shard.digest not in seen:
-                    seen.add(shard.digest)
-                    yield WantedFile(
-                        each,
-                        lambda each=each, shard=shard: self._bring_shard(each, shard),  # type: ignore[misc]
-                    )
+    def _shards_as_read(self) -> list[WantedFile]:
+        """All shards, in the order in which the run needs them."""
+        data = self._data
+        sets = [self._sets[each.digest] for each in data.prepared]
+        shards = [
+            WantedFile(prepared, shard, shard_file(self._cache_dir, shard))
+            for prepared, token_set in zip(data.prepared, sets, strict=True)
+            for shard in token_set.shards
+        ]
+        order = order_of(data, sets, self._sequence_length, self._seed)
+        distinct: dict[Path, WantedFile] = {}
+        for number in order.shards_as_read():
+            distinct.setdefault(shards[number].path, shards[number])
+        return list(distinct.values())
 
-    def _refuse_too_many(self, sets: Sequence[TokenSet]) -> None:
-        try:
-            refuse_larger_than_cache(sets, self._limit_bytes)
-        except CorpusError as error:
-            for each in self._prepared:
-                report_trouble(self._cache_dir, each, str(error))
-            raise
+    def _gone(self) -> list[WantedFile]:
+        """Files that were there and are so no more, each once."""
+        gone = [
+            each
+            for each in (*self._manifests(), *self._shards)
+            if each.path in self._held and not use_locks.is_at(each.path, self._held[each.path])
+        ]
+        for each in gone:
+            _log.warning("a file of a token set has gone from the cache", file=str(each.path))
+            os.close(self._held.pop(each.path))
+            self._there.pop(each.path, None)
+        self._look_at = time.monotonic() + self._pauses.look_s
+        return gone
+
+    def _and_gone(self, wanted: Iterable[WantedFile]) -> Iterator[WantedFile]:
+        """The wanted files, and between them those that have gone: all may take hours."""
+        for each in wanted:
+            if time.monotonic() >= self._look_at:
+                yield from self._gone()
+            yield each
 
     # --- attempts, and what they report -----------------------------------------------------
 
@@ -175,7 +224,7 @@ class _NodeFetch:
         left, troubled = wanted, set[str]()
         while True:
             failed, unreachable = [], set[str]()
-            for each in left:
+            for each in self._and_gone(left):
                 if each.prepared.digest in unreachable:
                     failed.append(each)
                 elif (error := self._attempts(each)) is not None:
@@ -205,7 +254,10 @@ class _NodeFetch:
 
     def _attempt(self, wanted: WantedFile) -> WorkersError | None:
         try:
-            wanted.bring()
+            if wanted.shard is None:
+                self._bring_manifest(wanted)
+            else:
+                self._bring_shard(wanted, wanted.shard)
         except WorkersError as error:
             return error
         except OSError as error:
@@ -218,28 +270,16 @@ class _NodeFetch:
 
     def _report(self, prepared: PreparedSpec, reason: str) -> None:
         _log.error("a token set is not complete on this node", why=reason)
-        try:
-            report_trouble(self._cache_dir, prepared, reason)
-        except OSError as error:  # a full disk, which is the reason then
-            _log.error("the reason cannot be left for the ranks", why=str(error))
+        _leave_reason(self._cache_dir, prepared, reason)
         self._advance(trouble=reason)
 
-    def _advance(
-        self,
-        shards: int | None = None,
-        nbytes: int | None = None,
-        there_bytes: int | None = None,
-        trouble: str | None = None,
-    ) -> None:
-        now = self._progress
-        self._progress = FetchProgress(
-            now.shards if shards is None else shards,
-            now.shards_there + (there_bytes is not None),
-            now.nbytes if nbytes is None else nbytes,
-            now.bytes_there + (there_bytes or 0),
-            now.trouble if trouble is None else trouble,
+    def _advance(self, trouble: str | None = None) -> None:
+        self._trouble = self._trouble if trouble is None else trouble
+        nbytes = sum(each.shard.nbytes for each in self._shards if each.shard)
+        there = len(self._there), sum(self._there.values())
+        self._on_progress(
+            FetchProgress(len(self._shards), there[0], nbytes, there[1], self._trouble)
         )
-        self._on_progress(self._progress)
 
     def _pause(self, seconds: float) -> None:
         """Raises _Stopped."""
@@ -248,8 +288,14 @@ class _NodeFetch:
 
     # --- one file ---------------------------------------------------------------------------
 
-    def _bring_manifest(self, prepared: PreparedSpec) -> None:
-        path = manifest_file(self._cache_dir, prepared)
+    def _hold(self, path: Path, descriptor: int) -> None:
+        """Own the descriptor of a file until the file has gone, or this process ends."""
+        if (former := self._held.get(path)) is not None:
+            os.close(former)
+        self._held[path] = descriptor
+
+    def _bring_manifest(self, wanted: WantedFile) -> None:
+        prepared, path = wanted.prepared, wanted.path
         try:
             self._sets[prepared.digest] = decoded(path.read_bytes(), str(path), prepared)
         except (FileNotFoundError, BadTokenSet):
@@ -257,43 +303,62 @@ class _NodeFetch:
             where = joined(prepared.uri, MANIFEST)
             self._sets[prepared.digest] = decoded(content, where, prepared)
             write_private(path, content)
-        use_locks.opened(path)  # until this process ends
+        self._hold(path, use_locks.opened(path))
 
-    def _bring_shard(self, prepared: PreparedSpec, shard: ShardFacts) -> None:
-        path = shard_file(self._cache_dir, shard)
+    def _is_there(self, wanted: WantedFile) -> bool:
+        """Whether a shard is there; then it is held."""
+        if wanted.shard is None:
+            return False
+        try:
+            descriptor = use_locks.opened(wanted.path)
+        except FileNotFoundError:
+            return False
+        if os.fstat(descriptor).st_size != wanted.shard.nbytes:
+            os.close(descriptor)
+            return False
+        use_locks.note_use(wanted.path)
+        self._hold(wanted.path, descriptor)
+        self._there[wanted.path] = wanted.shard.nbytes
+        return True
+
+    def _bring_shard(self, wanted: WantedFile, shard: ShardFacts) -> None:
         waited_s = 0.0
-        while not _is_there(path, shard.nbytes):
-            unfinished = _lock_unfinished(path.with_suffix(".part"))
-            if unfinished is None:
-                if waited_s >= self._pauses.round_s:
-                    raise TransientStorageError(
-                        str(path), "another process of this node has been fetching it for long"
-                    )
-                self._pause(_POLL_S)
-                waited_s += _POLL_S
-            elif self._fill(unfinished, path, prepared, shard):
-                break
-        self._advance(there_bytes=shard.nbytes)
+        while not self._is_there(wanted):
+            unfinished = use_locks.lock_unfinished(wanted.path.with_suffix(".part"))
+            if unfinished is not None:
+                self._fill(unfinished, wanted.path, wanted.prepared, shard)
+                continue
+            if waited_s >= self._pauses.round_s:
+                raise TransientStorageError(
+                    str(wanted.path), "another process of this node has been fetching it for long"
+                )
+            self._pause(_POLL_S)
+            waited_s += _POLL_S
+        self._advance()
 
-    def _fill(self, descriptor: int, path: Path, prepared: PreparedSpec, shard: ShardFacts) -> bool:
-        """Fetch the shard into its unfinished file, which this process has locked. Whether the file
-        is now in its place, and locked as in use."""
+    def _fill(self, descriptor: int, path: Path, prepared: PreparedSpec, shard: ShardFacts) -> None:
+        """Fetch the shard into its unfinished file, which this process has locked, and give it its
+        name. The lock ends with this; another process may remove the file before it is held."""
         unfinished = path.with_suffix(".part")
         try:
             # Another process may have finished it just before.
             if not path.exists() or path.stat().st_size != shard.nbytes:
-                make_room(self._cache_dir, shard.nbytes, self._limit_bytes)
+                self._make_room(shard.nbytes)
                 self._download(descriptor, prepared, shard)
                 unfinished.rename(path)
                 sync_folder(self._cache_dir)
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-                if use_locks.is_at(path, descriptor):
-                    return True  # the descriptor stays open until this process ends
-        except BaseException:
-            _close_unfinished(descriptor, unfinished)
-            raise
-        _close_unfinished(descriptor, unfinished)
-        return False
+        finally:
+            use_locks.close_unfinished(descriptor, unfinished)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Raises TransientStorageError."""
+        if too_many := make_room(self._cache_dir, nbytes, self._limit_bytes):
+            raise TransientStorageError(
+                str(self._cache_dir),
+                f"the cache of this node is in use by other jobs: the next shard needs "
+                f"{too_many / 1e9:.3g} GB more than the {self._limit_bytes / 1e9:.3g} GB of "
+                f"{LIMIT_VARIABLE} leave: it is fetched once some are free; or set more",
+            )
 
     def _download(self, descriptor: int, prepared: PreparedSpec, shard: ShardFacts) -> None:
         """Raises BadTokenSet, StorageError, OSError and _Stopped."""
@@ -318,38 +383,8 @@ class _NodeFetch:
             )
 
 
-def _is_there(path: Path, nbytes: int) -> bool:
-    """Whether the file is there; then it is in use until this process ends."""
+def _leave_reason(cache_dir: Path, prepared: PreparedSpec, reason: str) -> None:
     try:
-        descriptor = use_locks.opened(path)
-    except FileNotFoundError:
-        return False
-    if os.fstat(descriptor).st_size == nbytes:
-        use_locks.note_use(path)
-        return True
-    os.close(descriptor)
-    return False
-
-
-def _lock_unfinished(path: Path) -> int | None:
-    """The unfinished file, locked for this process; None if another one has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if use_locks.is_free(descriptor) and use_locks.is_at(path, descriptor):
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _close_unfinished(descriptor: int, path: Path) -> None:
-    if use_locks.is_at(path, descriptor):  # and not one of another process, after this was renamed
-        path.unlink()
-    os.close(descriptor)
-
-
-def _allow_descriptors(locked: int) -> None:
-    """Each locked file needs a descriptor. Where the hard limit is too low, opening names it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = locked + _OTHER_DESCRIPTORS
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        report_trouble(cache_dir, prepared, reason)
+    except OSError as error:  # such as a full disk, which is the reason then
+        _log.error("the reason cannot be left for the ranks", why=str(error))
