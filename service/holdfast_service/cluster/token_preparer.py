@@ -109,7 +109,7 @@ class TokenPreparer:
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
-class _Abandoned(Exception):
+class _NobodyAsks(Exception):
     """Nobody asks for the source any more."""
 
 
@@ -157,7 +157,7 @@ class _SourceWork:
                 self._note(waits="")
                 self._prepare()
                 return
-            except _Abandoned:
+            except _NobodyAsks:
                 return
             except (TransientStorageError, NoNode) as error:
                 self._note(waits=str(error))
@@ -205,19 +205,19 @@ class _SourceWork:
             time.sleep(RETRY_S)
 
     def _take_node(self) -> str | None:
-        """A node for a task. Raises NoNode, _Abandoned."""
+        """A node for a task. Raises NoNode, _NobodyAsks."""
         if self.abandoned:
-            raise _Abandoned
+            raise _NobodyAsks
         return self._slots.take()
 
     def _wait(self, tasks: list[Any]) -> list[Any]:
-        """The first of the tasks that end. Raises _Abandoned."""
+        """The first of the tasks that end. Raises _NobodyAsks."""
         while True:
             ended, _ = ray.wait(tasks, timeout=LOOK_S)
             if ended:
                 return list(ended)
             if self.abandoned:
-                raise _Abandoned
+                raise _NobodyAsks
 
     def _result(self, end: TaskEnd, part: int) -> Any:
         """The result of a task; None: it is tried again. Raises _Refused."""

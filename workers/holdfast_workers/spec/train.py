@@ -93,8 +93,8 @@ class DataSpec(Section):
     )
     bad_records: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.001,
-        description="Share of a source's records that may be unusable: they are left out and "
-        "named. With more, the source is refused.",
+        description="Share of a source's records that may be unusable: they are left out, and the "
+        "first are named in the event `data.prepared`. With more, the source is refused.",
     )
     shuffle_gb: Annotated[float, Field(gt=0, le=MOST_SHUFFLED_GB, allow_inf_nan=False)] = Field(
         default=10.0,
