@@ -31,7 +31,13 @@ from holdfast_workers.data.token_set import MANIFEST, BadTokenSet
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import DataSpec, SourceSpec
 from holdfast_workers.token_sets import prepare
-from holdfast_workers.token_sets.prepare import finish, finished_parts, make_part, read_set
+from holdfast_workers.token_sets.prepare import (
+    finish,
+    finished_parts,
+    make_part,
+    read_set,
+    ready_set,
+)
 from holdfast_workers.token_sets.refusals import SourceChanged
 
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
@@ -285,6 +291,25 @@ def test_two_preparations_at_once_make_one_set(lines: Preparation) -> None:
     first = finish(plan, results, folder)
     assert finish(plan, results, folder) == first == lines.run()
     assert not [name for name in folder.objects() if name.startswith("parts/")]
+
+
+@pytest.mark.parametrize("damage", ["shard_gone", "shard_cut", "manifest"])
+def test_a_set_that_is_damaged_or_has_lost_a_shard_is_made_again(
+    lines: Preparation, damage: str
+) -> None:
+    made = lines.run()
+    assert isinstance(lines.storage, MemoryStorage)
+    whole = dict(lines.storage.bucket.objects)
+    folder = lines.storage.below(lines.plan()[0].key)
+    name = MANIFEST if damage == "manifest" else made.shards[1].object_name
+    if damage == "shard_gone":
+        folder.delete(name)
+    else:
+        write_small(folder, name, folder.read(name)[:-1])
+    assert ready_set(folder) is None
+    assert MANIFEST not in folder.objects()
+    assert lines.run() == made == ready_set(folder)
+    assert lines.storage.bucket.objects == whole
 
 
 def test_a_set_is_read_only_if_it_is_the_one(lines: Preparation) -> None:

@@ -111,6 +111,24 @@ def finish(plan: PreparePlan, results: Mapping[int, PartResult], set_storage: St
     return made
 
 
+def ready_set(set_storage: Storage) -> TokenSet | None:
+    """The set of a folder if all its shards are there. Otherwise None, and its manifest is gone:
+    the parts, made again, bring the same shards."""
+    try:
+        made = read_set(set_storage, None)
+    except ObjectMissing:
+        return None
+    except BadTokenSet:
+        complete = False
+    else:
+        objects = set_storage.objects()
+        complete = all(objects.get(shard.object_name) == shard.nbytes for shard in made.shards)
+    if complete:
+        return made
+    set_storage.delete(MANIFEST)
+    return None
+
+
 def read_set(set_storage: Storage, digest: str | None) -> TokenSet:
     """The set of a folder. Raises ObjectMissing without a manifest, and BadTokenSet if it is
     damaged or has another digest."""
