@@ -190,7 +190,7 @@ def _saved_files(folder: str, sizes: Mapping[str, int], read: Callable[[str], by
             splits = [str(split) for split in content["splits"]]
         else:
             files = [str(entry["filename"]) for entry in content["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataRefused(
             f"{where} is none of the library `datasets` ({shortened(error)}): save the data set "
             "again with save_to_disk, or name its files by a glob"

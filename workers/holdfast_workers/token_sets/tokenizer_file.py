@@ -6,6 +6,7 @@ is: no special tokens are added, and nothing is cut or padded, even if the file 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -86,21 +87,19 @@ class Encoder:
                 yield self._checked(ids)
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """The text of ids, special tokens included."""
+        """The text of ids, special tokens included. Raises DataRefused."""
         if self._tokenizer is None:
             return bytes(int(token) for token in ids).decode(errors="replace")
-        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+        numbers = [int(token) for token in ids]
+        with _broken_tokenizer(f"data.tokenizer {self._facts.name}: it cannot decode its ids"):
+            return str(self._tokenizer.decode(numbers, skip_special_tokens=False))
 
     def _ids(self, batch: list[str]) -> list[list[int]]:
         # The faster call leaves out the positions in the text; older versions lack it.
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
-        try:
+        begins = f"it cannot encode a text that begins with {batch[0][:40]!r}"
+        with _broken_tokenizer(f"data.tokenizer {self._facts.name}: {begins}"):
             return [each.ids for each in encode(batch, add_special_tokens=False)]
-        except Exception as error:  # the library raises nothing more precise
-            raise DataRefused(
-                f"data.tokenizer {self._facts.name}: it cannot encode a text that begins with "
-                f"{batch[0][:40]!r}: {shortened(error)}: try the tokenizer by itself"
-            ) from error
 
     def _checked(self, ids: list[int]) -> Tokens:
         tokens = np.array(ids, np.int64)
@@ -165,25 +164,36 @@ def _read(path: Path) -> bytes:
 
 def _loaded(content: bytes, name: str) -> Any:
     tokenizers = library("tokenizers")
-    try:
+    with _broken_tokenizer(f"{name} is no {FILE} of the library `tokenizers`"):
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # the library raises nothing more precise
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+
+@contextlib.contextmanager
+def _broken_tokenizer(what: str) -> Iterator[None]:
+    """The library raises nothing more precise than Exception, and panics, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise DataRefused(
-            f"{name} is no {FILE} of the library `tokenizers` ({shortened(error)}): "
-            "`save_pretrained` of a fast tokenizer writes one"
+            f"{what} ({shortened(error)}): write it again, with `save_pretrained` of a fast "
+            "tokenizer, and try it by itself"
         ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _end_in_config(path: Path) -> str:
     remedy = "set data.document_end to the token that ends each document"
+    if not path.exists():
+        raise DataRefused(f"there is no {path} with an eos_token: {remedy}")
+    if not path.is_file():  # a pipe would never end
+        raise DataRefused(f"{path} is no regular file: {remedy}")
     try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DataRefused(f"there is no {path} with an eos_token: {remedy}") from None
-    except (OSError, ValueError) as error:
+        config = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise DataRefused(f"{path} cannot be read ({shortened(error)}): {remedy}") from error
     end = config.get("eos_token") if isinstance(config, dict) else None
     if isinstance(end, dict):
