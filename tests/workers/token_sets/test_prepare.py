@@ -38,7 +38,7 @@ from holdfast_workers.token_sets.prepare import (
     read_set,
     ready_set,
 )
-from holdfast_workers.token_sets.refusals import SourceChanged
+from holdfast_workers.token_sets.refusals import LibraryMissing, SourceChanged
 
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
 _DOCUMENTS = st.lists(_TEXTS.filter(lambda text: END not in text), min_size=1, max_size=30)
@@ -257,6 +257,18 @@ def test_another_tokenizer_than_the_plans_is_refused(
     _plan, other = lines.plan()
     with pytest.raises(SourceChanged, match="is not the one with which"):
         lines.carry_out(plan, other)
+
+
+def test_parts_are_made_with_the_version_of_the_plan(
+    lines: Preparation, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines.data = DataSpec(tokenizer=str(tokenizer_file), bad_records=0.1)
+    plan, tokenizer = lines.plan()
+    version = tokenizer.facts.library
+    monkeypatch.setattr("tokenizers.__version__", "0.1.2")
+    with pytest.raises(LibraryMissing, match=rf"has tokenizers 0\.1\.2, and .* with {version}: in"):
+        lines.carry_out(plan, tokenizer)
+    assert lines.plan()[0].key != plan.key
 
 
 def test_the_key_names_all_that_the_tokens_depend_on(

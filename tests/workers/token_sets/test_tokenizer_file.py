@@ -88,6 +88,19 @@ def test_nothing_is_cut_padded_or_added(
     assert [Encoder(plain).decode(ids) for ids in expected] == texts
 
 
+def test_no_token_is_left_to_chance(tokenizer_file: Path, tmp_path: Path) -> None:
+    plain = read_tokenizer(DataSpec(tokenizer=str(tokenizer_file)))
+    random = Tokenizer.from_file(str(tokenizer_file))
+    random.model.dropout = 0.5
+    random.save(str(tmp_path / "tokenizer.json"))
+    other = read_tokenizer(DataSpec(tokenizer=str(tmp_path), document_end=END))
+    expected, found = (
+        [ids.tolist() for ids in Encoder(tokenizer).encode(SAMPLE * 4)]
+        for tokenizer in (plain, other)
+    )
+    assert found == expected
+
+
 def _changed(**changes: Any) -> Callable[[Path], object]:
     """Changes of the `tokenizer.json`."""
 

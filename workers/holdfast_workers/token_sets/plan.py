@@ -154,7 +154,7 @@ def _key(
 ) -> str:
     origin = {
         "format": FORMAT,
-        "tokenizer": [tokenizer.digest, tokenizer.vocabulary, tokenizer.document_end],
+        "tokenizer": {**asdict(tokenizer), "name": ""},
         "text": source.text,
         "part_bytes": part_bytes,
         "shard_bytes": SHARD_BYTES,

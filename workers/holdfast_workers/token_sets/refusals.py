@@ -20,7 +20,7 @@ class SourceChanged(DataRefused):
 
 
 class LibraryMissing(DataRefused):
-    """A node lacks a library that reads data."""
+    """A node lacks a library that reads data, or has another version of it."""
 
 
 def library(name: str) -> ModuleType:

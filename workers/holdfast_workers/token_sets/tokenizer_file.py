@@ -1,7 +1,8 @@
 """Tokenizers: the file `tokenizer.json`, the facts that tokens depend on, and the encoding.
 
 Also `bytes`, whose tokens are the bytes of the text and which needs no file. Text is encoded as it
-is: no special tokens are added, and nothing is cut or padded, even if the file asks for it.
+is: no special tokens are added, and nothing is cut, padded or left to chance (the dropout of BPE),
+even if the file asks for it. Another version of the library may make other tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from holdfast_workers.data.token_set import TokenizerFacts, Tokens, shard_digest
 from holdfast_workers.spec.train import BYTE_VOCABULARY, BYTES, DataSpec
-from holdfast_workers.token_sets.refusals import DataRefused, library, shortened
+from holdfast_workers.token_sets.refusals import DataRefused, LibraryMissing, library, shortened
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -59,8 +60,13 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
             f"{path} has no token {end!r} to end documents: set data.document_end to one of its "
             "tokens, such as <|endoftext|> or </s>"
         )
-    size = max(vocabulary.values()) + 1
-    facts = TokenizerFacts(data.tokenizer, shard_digest(content), size, vocabulary[end])
+    facts = TokenizerFacts(
+        name=data.tokenizer,
+        digest=shard_digest(content),
+        vocabulary=max(vocabulary.values()) + 1,
+        document_end=vocabulary[end],
+        library=_version(),
+    )
     return TokenizerFile(facts, content)
 
 
@@ -69,10 +75,16 @@ class Encoder:
     memory of 1 MB of text, or of the longest document, while it encodes."""
 
     def __init__(self, tokenizer: TokenizerFile) -> None:
-        """Raises DataRefused."""
+        """Raises DataRefused; LibraryMissing with another version of the library than that of
+        the facts."""
         self._facts = tokenizer.facts
         self._tokenizer: Any = None
         if tokenizer.content:
+            if (version := _version()) != self._facts.library:
+                raise LibraryMissing(
+                    f"this node has tokenizers {version}, and the preparation began with "
+                    f"{self._facts.library}: install the same version on all nodes"
+                )
             os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library reads it at each call
             self._tokenizer = _loaded(tokenizer.content, tokenizer.facts.name)
 
@@ -162,12 +174,18 @@ def _read(path: Path) -> bytes:
         raise DataRefused(f"{path}: {error.strerror}: the nodes must be able to read it") from error
 
 
+def _version() -> str:
+    return str(library("tokenizers").__version__)
+
+
 def _loaded(content: bytes, name: str) -> Any:
     tokenizers = library("tokenizers")
     with _broken_tokenizer(f"{name} is no {FILE} of the library `tokenizers`"):
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        if getattr(tokenizer.model, "dropout", None) is not None:
+            tokenizer.model.dropout = None
         return tokenizer
 
 
