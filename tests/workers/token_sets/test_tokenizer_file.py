@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.data.preparation import END, SAMPLE
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.spec.train import DataSpec
@@ -99,6 +99,28 @@ def test_no_token_is_left_to_chance(tokenizer_file: Path, tmp_path: Path) -> Non
         for tokenizer in (plain, other)
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("rescue", ["", "unknown", "byte_fallback"])
+def test_a_tokenizer_that_leaves_text_out_silently_is_refused(tmp_path: Path, rescue: str) -> None:
+    known = [f"<0x{byte:02X}>" for byte in range(256)] if rescue == "byte_fallback" else ["<unk>"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            unk_token="<unk>" if rescue == "unknown" else None,
+            byte_fallback=rescue == "byte_fallback",
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(special_tokens=[END, *known], show_progress=False)
+    tokenizer.train_from_iterator(["hello world ✓ cat"], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    data = DataSpec(tokenizer=str(tmp_path), document_end=END)
+    if rescue:
+        [ids] = Encoder(read_tokenizer(data)).encode(["w世r"])
+        assert len(ids) == (3 if rescue == "unknown" else 5)
+        return
+    with pytest.raises(DataRefused, match=r"makes no token of 'ö': .* give it an unknown token"):
+        read_tokenizer(data)
 
 
 def _changed(**changes: Any) -> Callable[[Path], object]:

@@ -28,6 +28,8 @@ MOST_FILE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 20
 """Text that is encoded at once; the encoding takes some 50 times as much memory."""
 _BYTES_END = 0
+_RARE = "ö世✓🙂"
+"""Text that a tokenizer is tried with."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
         return TokenizerFile(TokenizerFacts(BYTES, digest, BYTE_VOCABULARY, _BYTES_END), b"")
     path = _file_of(data.tokenizer)
     content = _read(path)
-    vocabulary: dict[str, int] = _loaded(content, str(path)).get_vocab(with_added_tokens=True)
+    loaded = _loaded(content, str(path))
+    vocabulary: dict[str, int] = loaded.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise DataRefused(f"{path} has no tokens: name the tokenizer of a published model")
     end = data.document_end
@@ -60,6 +63,7 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
             f"{path} has no token {end!r} to end documents: set data.document_end to one of its "
             "tokens, such as <|endoftext|> or </s>"
         )
+    _refuse_silent_loss(path, loaded)
     facts = TokenizerFacts(
         name=data.tokenizer,
         digest=shard_digest(content),
@@ -201,6 +205,19 @@ def _broken_tokenizer(what: str) -> Iterator[None]:
             f"{what} ({shortened(error)}): write it again, with `save_pretrained` of a fast "
             "tokenizer, and try it by itself"
         ) from error
+
+
+def _refuse_silent_loss(path: Path, tokenizer: Any) -> None:
+    """Without an unknown token and bytes for all text, the library leaves text out silently."""
+    for sign in _RARE:
+        with _broken_tokenizer(f"{path}: it cannot encode {sign!r}"):
+            ids = tokenizer.encode(sign, add_special_tokens=False).ids
+        if not ids:
+            raise DataRefused(
+                f"{path} makes no token of {sign!r}: it would leave such text out silently: give "
+                "it an unknown token, or train it with byte_fallback, or with all bytes "
+                "(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())"
+            )
 
 
 def _end_in_config(path: Path) -> str:
