@@ -75,6 +75,12 @@ def _damaged_arrow(path: Path) -> None:
     path.write_bytes(content.replace(offsets, struct.pack("<3i", 0, 2**31 - 1, 34)))
 
 
+def _long_arrow(path: Path) -> None:
+    table = pa.table({"text": [*TEXTS[1:], "x" * 5000]})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
 def _duplicated(path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
     with pa.ipc.new_file(str(path), table.schema) as writer:
@@ -108,6 +114,10 @@ CASES = {
     "empty_file": Bad("a.txt", b"", "a.txt, row 1: its text is empty", "Correct them"),
     "text_invalid": Bad("a.md", b"ab\xe9", "a.md, row 1: its byte 3 is not UTF-8", "in UTF-8"),
     "text_too_long": Bad("a.txt", b"x" * 5000, "a.txt is one document of over", "JSON lines"),
+    "row_too_long": Bad(
+        "a.parquet", _parquet(text=["a", "é" * 2500]), "row 2: its text has over 4,000", "divide it"
+    ),
+    "row_of_arrow_too_long": Bad("a.arrow", _long_arrow, "row 20: its text has over", "divide it"),
     "wrong_key": Bad(
         "a.jsonl", as_lines("x" * 2000, "body"), "2,000 records is usable, such as row 1:", "`text`"
     ),
@@ -173,7 +183,7 @@ def test_a_bad_file_is_refused_with_its_place_and_a_remedy(
         path.write_bytes(bad.content)
     else:
         bad.content(path)
-    if case in ("long_line", "text_too_long"):
+    if "long" in case:
         monkeypatch.setattr(documents, "MOST_DOCUMENT_BYTES", 4000)
         monkeypatch.setattr("holdfast_workers.token_sets.line_records._READ_BYTES", 100)
     error = _refusal(tmp_path, str(path))

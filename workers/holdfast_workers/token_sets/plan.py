@@ -21,7 +21,8 @@ from holdfast_workers.token_sets.table_records import row_group_sizes
 PART_BYTES = 64_000_000
 MOST_PIECES = 1000
 SHARD_BYTES = 32_000_000
-"""A shard closes before its tokens exceed this; a longer document has a shard of its own."""
+"""A shard closes before its tokens and the ends of its documents exceed this; a longer document has
+a shard of its own."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 MOST_FILE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 20
-"""Text that is encoded at once; the encoding takes some 50 times as much memory."""
+"""Text that is encoded at once; the encoding takes 100 to 200 times as much memory."""
 _BYTES_END = 0
 _RARE = "ö世✓🙂"
 """Text that a tokenizer is tried with."""
@@ -75,7 +75,7 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
 
 
 class Encoder:
-    """Turns documents into token ids. Uses one thread of the process; keeps some 50 times the
+    """Turns documents into token ids. Uses one thread of the process; keeps 100 to 200 times the
     memory of 1 MB of text, or of the longest document, while it encodes."""
 
     def __init__(self, tokenizer: TokenizerFile) -> None:
