@@ -294,6 +294,17 @@ def test_special_files_are_refused(tmp_path: Path) -> None:
     assert "write an absolute path" in _refusal(tmp_path, "data/*.jsonl")
 
 
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_file_under_two_names_is_refused(
+    tmp_path: Path, link: Callable[[Path, Path], object]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    link(tmp_path / "b.jsonl", tmp_path / "a.jsonl")
+    error = _refusal(tmp_path, f"{tmp_path}/*.jsonl")
+    assert f"{tmp_path}/a.jsonl and {tmp_path}/b.jsonl are links to one file" in error
+    assert "remove one of them, or name" in error
+
+
 def test_a_damaged_saved_data_set_is_refused(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"text": TEXTS})
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
@@ -308,6 +319,9 @@ def test_a_damaged_saved_data_set_is_refused(tmp_path: Path) -> None:
     error = _refusal(tmp_path, f"{saved}/train")
     assert "state.json is none of the library `datasets`" in error
     assert "save_to_disk, or name its files by a glob" in error
+    files = [{"filename": "data-00000-of-00001.arrow"}] * 2
+    (saved / "train" / "state.json").write_text(json.dumps({"_data_files": files}))
+    assert "state.json names a file twice: save" in _refusal(tmp_path, f"{saved}/train")
     files = [{"filename": "../../outside.arrow"}]
     (saved / "train" / "state.json").write_text(json.dumps({"_data_files": files}))
     assert "state.json names no files beside it" in _refusal(tmp_path, f"{saved}/train")

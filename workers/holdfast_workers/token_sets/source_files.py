@@ -71,6 +71,10 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 def local_facts(path: Path) -> ObjectFacts:
     """Raises DataRefused unless it is a file that this process may read."""
+    return facts_of_file(_status_of(path))
+
+
+def _status_of(path: Path) -> os.stat_result:
     try:
         status = path.stat()
     except OSError as error:
@@ -81,7 +85,7 @@ def local_facts(path: Path) -> ObjectFacts:
         raise DataRefused(
             f"{path}: user {os.getuid()} may not read it: the nodes must be able to read it"
         )
-    return facts_of_file(status)
+    return status
 
 
 def _on_node(path: str) -> list[SourceFile]:
@@ -93,8 +97,19 @@ def _on_node(path: str) -> list[SourceFile]:
         names = _local_names(Path(path))
     except OSError as error:
         raise _unreadable(Path(error.filename or path), error) from error
-    facts = ((name, local_facts(Path(name))) for name in names)
-    return [SourceFile(name, known.nbytes, known.stamp) for name, known in facts]
+    listed = []
+    seen: dict[tuple[int, int], str] = {}
+    for name in names:
+        status = _status_of(Path(name))
+        other = seen.setdefault((status.st_dev, status.st_ino), name)
+        if other != name:
+            raise DataRefused(
+                f"source {path}: {other} and {name} are links to one file, which would count "
+                "twice: remove one of them, or name the files that are meant"
+            )
+        facts = facts_of_file(status)
+        listed.append(SourceFile(name, facts.nbytes, facts.stamp))
+    return listed
 
 
 def _local_names(path: Path) -> list[str]:
@@ -202,6 +217,8 @@ def _saved_files(folder: str, sizes: Mapping[str, int], read: Callable[[str], by
         raise DataRefused(f"{folder} has no {INFO}: save the data set again with save_to_disk")
     if not files or any("/" in file or file in ("", "..") for file in files):
         raise DataRefused(f"{where} names no files beside it: save the data set again")
+    if len(set(files)) < len(files):
+        raise DataRefused(f"{where} names a file twice: save the data set again")
     return files
 
 
