@@ -25,6 +25,7 @@ from holdfast_workers.token_sets.refusals import DataRefused, LibraryMissing
 
 GOOD = as_lines(f"a good document {n}" for n in range(20))
 TEXTS = [f"a good document {n}" for n in range(20)]
+INVALID = pa.array([*TEXTS[:6], b"\xffbad", "x", "y"], pa.large_binary()).view(pa.large_string())
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,23 @@ def _damaged_arrow(path: Path) -> None:
     path.write_bytes(content.replace(offsets, struct.pack("<3i", 0, 2**31 - 1, 34)))
 
 
+def _arrow_of(path: Path, values: Any) -> None:
+    with pa.ipc.new_file(str(path), pa.schema([("text", values.type)])) as writer:
+        writer.write_batch(pa.record_batch([values], names=["text"]))
+
+
+def _dictionary(*more_indices: int) -> Callable[[Path], object]:
+    known = INVALID.dictionary_encode()
+    indices = pa.array([*known.indices.to_pylist(), *more_indices], pa.int32())
+    values = pa.DictionaryArray.from_arrays(indices, known.dictionary, safe=False)
+    return lambda path: _arrow_of(path, values)
+
+
+def _views(path: Path) -> None:
+    values = pa.array([b"x", b"\xffbad"], pa.binary_view()).view(pa.string_view())
+    _arrow_of(path, values)
+
+
 def _long_arrow(path: Path) -> None:
     table = pa.table({"text": [*TEXTS[1:], "x" * 5000]})
     with pa.ipc.new_file(str(path), table.schema) as writer:
@@ -86,8 +104,6 @@ def _duplicated(path: Path) -> None:
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table)
 
-
-INVALID = pa.array([*TEXTS[:6], b"\xffbad", "x", "y"], pa.large_binary()).view(pa.large_string())
 
 CASES = {
     "invalid_utf8": Bad("a.jsonl", _lines(b'{"text": "\xff"}'), "row 21: its byte 11", "UTF-8"),
@@ -153,6 +169,19 @@ CASES = {
     "invalid_in_parquet": Bad(
         "a.parquet", _parquet(text=INVALID), "a.parquet, row 7: its byte 1 is not UTF-8", "Correct"
     ),
+    "invalid_in_dictionary": Bad(
+        "a.arrow", _dictionary(), "a.arrow, row 7: its byte 1 is not UTF-8", "Correct"
+    ),
+    "invalid_in_dictionary_of_parquet": Bad(
+        "a.parquet",
+        _parquet(text=INVALID.dictionary_encode()),
+        "a.parquet, row 7: its byte 1 is not UTF-8",
+        "Correct",
+    ),
+    "invalid_in_views": Bad(
+        "a.arrow", _views, "a.arrow, row 2: its byte 1 is not UTF-8", "Correct"
+    ),
+    "damaged_dictionary": Bad("a.arrow", _dictionary(99), "a.arrow is damaged", "write it again"),
     "null_in_parquet": Bad(
         "a.parquet", _parquet(text=["a", None]), "a.parquet, row 2: its text is null", "Correct"
     ),
@@ -315,10 +344,16 @@ def test_a_damaged_saved_data_set_is_refused(tmp_path: Path) -> None:
     assert "data-00000-of-00001.arrow: No such file" in _refusal(tmp_path, f"{saved}/test")
     (saved / "test" / "dataset_info.json").unlink()
     assert "has no dataset_info.json: save the" in _refusal(tmp_path, f"{saved}/test")
+    sound = (saved / "train" / "state.json").read_bytes()
     (saved / "train" / "state.json").write_text("{}")
     error = _refusal(tmp_path, f"{saved}/train")
     assert "state.json is none of the library `datasets`" in error
     assert "save_to_disk, or name its files by a glob" in error
+    state = json.loads(sound)
+    for key in ("_indices_data_files", "_indices_files"):
+        selected = {**state, key: [{"filename": "indices.arrow"}]}
+        (saved / "train" / "state.json").write_text(json.dumps(selected))
+        assert "save it again after flatten_indices()" in _refusal(tmp_path, f"{saved}/train")
     files = [{"filename": "data-00000-of-00001.arrow"}] * 2
     (saved / "train" / "state.json").write_text(json.dumps({"_data_files": files}))
     assert "state.json names a file twice: save" in _refusal(tmp_path, f"{saved}/train")

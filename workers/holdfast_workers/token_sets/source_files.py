@@ -35,6 +35,8 @@ STATE = "state.json"
 INFO = "dataset_info.json"
 SPLITS = "dataset_dict.json"
 _MOST_STATE_BYTES = 1 << 24
+_SELECTIONS = ("_indices_data_files", "_indices_files")
+"""Keys of a state that names the rows which belong to the set; older versions write them."""
 
 
 @dataclass(frozen=True)
@@ -201,11 +203,12 @@ def _saved_files(folder: str, sizes: Mapping[str, int], read: Callable[[str], by
         raise DataRefused(f"{where} has over {_MOST_STATE_BYTES} bytes: save the data set again")
     try:
         content = json.loads(read(name))
+        selected = any(content.get(key) for key in _SELECTIONS)
         if name == SPLITS:
             splits = [str(split) for split in content["splits"]]
         else:
             files = [str(entry["filename"]) for entry in content["_data_files"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataRefused(
             f"{where} is none of the library `datasets` ({shortened(error)}): save the data set "
             "again with save_to_disk, or name its files by a glob"
@@ -213,6 +216,11 @@ def _saved_files(folder: str, sizes: Mapping[str, int], read: Callable[[str], by
     if name == SPLITS:
         inner = ", ".join(f"{folder.rstrip('/')}/{split}" for split in splits)
         raise DataRefused(f"source {folder} has several splits: name the folder of one: {inner}")
+    if selected:
+        raise DataRefused(
+            f"{where}: its rows are a selection of its files' rows: save it again after "
+            "flatten_indices()"
+        )
     if INFO not in sizes:
         raise DataRefused(f"{folder} has no {INFO}: save the data set again with save_to_disk")
     if not files or any("/" in file or file in ("", "..") for file in files):

@@ -107,6 +107,9 @@ def _records(name: str, values: Any, row: int, nul_ends: bool) -> RecordBatch:
     that is not its own."""
     arrow = library("pyarrow")
     batch = RecordBatch()
+    if arrow.types.is_dictionary(values.type):
+        values.indices.validate(full=True)
+        values = _as_bytes(values.dictionary).take(values.indices).view(arrow.large_string())
     try:
         values.validate(full=True)
     except arrow.ArrowInvalid:
@@ -120,12 +123,8 @@ def _records(name: str, values: Any, row: int, nul_ends: bool) -> RecordBatch:
 
 def _of_bytes(name: str, values: Any, row: int, nul_ends: bool) -> RecordBatch:
     """Records of which some are not UTF-8. Raises ArrowInvalid if that is not all."""
-    arrow = library("pyarrow")
     batch = RecordBatch()
-    large = arrow.types.is_large_string(values.type)
-    content = values.view(arrow.large_binary() if large else arrow.binary())
-    content.validate(full=True)
-    for number, text in enumerate(content.to_pylist()):
+    for number, text in enumerate(_as_bytes(values).to_pylist()):
         if text is None:
             batch.add(row + number, None, nul_ends=nul_ends)
         elif len(text) > documents.MOST_DOCUMENT_BYTES:
@@ -133,6 +132,19 @@ def _of_bytes(name: str, values: Any, row: int, nul_ends: bool) -> RecordBatch:
         else:
             batch.add_bytes(row + number, text, nul_ends=nul_ends)
     return batch
+
+
+def _as_bytes(values: Any) -> Any:
+    """Strings, UTF-8 or not, as binary. Raises ArrowInvalid if their offsets are damaged."""
+    arrow = library("pyarrow")
+    if arrow.types.is_string(values.type):
+        content = values.view(arrow.binary())
+    elif arrow.types.is_large_string(values.type):
+        content = values.view(arrow.large_binary())
+    else:
+        content = values.view(arrow.binary_view())
+    content.validate(full=True)
+    return content.cast(arrow.large_binary())
 
 
 def _too_long(name: str, row: int) -> DataRefused:
