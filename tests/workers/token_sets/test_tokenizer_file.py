@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import pytest
 from tests.support.data.preparation import END, SAMPLE
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.spec.train import DataSpec
 from holdfast_workers.token_sets.refusals import DataRefused
@@ -214,6 +216,17 @@ def test_a_panic_of_the_library_names_the_tokenizer(tokenizer_file: Path, tmp_pa
     content = (tmp_path / "tokenizer.json").read_bytes()
     with pytest.raises(DataRefused, match=r"it cannot encode a text that begins with 'ab'"):
         list(Encoder(TokenizerFile(sound.facts, content)).encode(["ab"]))
+
+
+def test_a_passing_fault_of_a_file_system_is_no_fault_of_the_tokenizer(
+    tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    with pytest.raises(TransientStorageError, match="Stale"):
+        read_tokenizer(DataSpec(tokenizer=str(tokenizer_file)))
 
 
 def test_an_id_beyond_the_vocabulary_is_refused(tokenizer_file: Path) -> None:

@@ -27,7 +27,7 @@ from holdfast_workers.token_sets.globs import (
     matching_files,
     pattern_of,
 )
-from holdfast_workers.token_sets.refusals import DataRefused, shortened
+from holdfast_workers.token_sets.refusals import DataRefused, shortened, unreadable
 
 MOST_FILES = 200_000
 SCHEME = "s3://"
@@ -72,7 +72,8 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def local_facts(path: Path) -> ObjectFacts:
-    """Raises DataRefused unless it is a file that this process may read."""
+    """Raises DataRefused unless it is a file that this process may read, and errors of the
+    storage."""
     return facts_of_file(_status_of(path))
 
 
@@ -80,13 +81,14 @@ def _status_of(path: Path) -> os.stat_result:
     try:
         status = path.stat()
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(str(path), error) from error
     if not stat.S_ISREG(status.st_mode):
         raise DataRefused(f"{path} is no regular file: remove it, or leave it out of the path")
     if not os.access(path, os.R_OK):
-        raise DataRefused(
-            f"{path}: user {os.getuid()} may not read it: the nodes must be able to read it"
-        )
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise unreadable(str(path), error) from error
     return status
 
 
@@ -98,7 +100,7 @@ def _on_node(path: str) -> list[SourceFile]:
     try:
         names = _local_names(Path(path))
     except OSError as error:
-        raise _unreadable(Path(error.filename or path), error) from error
+        raise unreadable(str(error.filename or path), error) from error
     listed = []
     seen: dict[tuple[int, int], str] = {}
     for name in names:
@@ -247,13 +249,6 @@ def _check_name(source: str, name: str) -> None:
             f"{name}: its kind is not known by its suffix; {KNOWN} can be read: convert or rename "
             f"it, or leave it out of the source {source}"
         )
-
-
-def _unreadable(path: Path, error: OSError) -> DataRefused:
-    return DataRefused(
-        f"{path}: {error.strerror or error}: the nodes must be able to read it, as user "
-        f"{os.getuid()}"
-    )
 
 
 def _is_hidden(name: str) -> bool:

@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from holdfast_workers.data.token_set import TokenizerFacts, Tokens, shard_digest
 from holdfast_workers.spec.train import BYTE_VOCABULARY, BYTES, DataSpec
-from holdfast_workers.token_sets.refusals import DataRefused, LibraryMissing, library, shortened
+from holdfast_workers.token_sets.refusals import (
+    DataRefused,
+    LibraryMissing,
+    library,
+    shortened,
+    unreadable,
+)
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -40,7 +46,8 @@ class TokenizerFile:
 
 
 def read_tokenizer(data: DataSpec) -> TokenizerFile:
-    """The tokenizer of `data`, read on this node and tried. Raises DataRefused."""
+    """The tokenizer of `data`, read on this node and tried. Raises DataRefused, and
+    TransientStorageError."""
     if data.tokenizer == BYTES:
         if data.document_end is not None:
             raise DataRefused(
@@ -160,9 +167,7 @@ def _file_of(name: str) -> Path:
         if path.is_file():
             return path
     except OSError as error:
-        raise DataRefused(
-            f"data.tokenizer {path}: {error.strerror}: the nodes must be able to read it"
-        ) from error
+        raise unreadable(f"data.tokenizer {path}", error) from error
     raise DataRefused(
         f"data.tokenizer {path} does not exist on this node: name a {FILE}, which "
         "`save_pretrained` of a fast tokenizer writes"
@@ -175,7 +180,7 @@ def _read(path: Path) -> bytes:
             raise DataRefused(f"{path} has over {MOST_FILE_BYTES} bytes: name a {FILE}")
         return path.read_bytes()
     except OSError as error:
-        raise DataRefused(f"{path}: {error.strerror}: the nodes must be able to read it") from error
+        raise unreadable(str(path), error) from error
 
 
 def _version() -> str:
@@ -222,9 +227,13 @@ def _refuse_silent_loss(path: Path, tokenizer: Any) -> None:
 
 def _end_in_config(path: Path) -> str:
     remedy = "set data.document_end to the token that ends each document"
-    if not path.exists():
+    try:
+        there, regular = path.exists(), path.is_file()
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+    if not there:
         raise DataRefused(f"there is no {path} with an eos_token: {remedy}")
-    if not path.is_file():  # a pipe would never end
+    if not regular:  # a pipe would never end
         raise DataRefused(f"{path} is no regular file: {remedy}")
     try:
         config = json.loads(_read(path))
