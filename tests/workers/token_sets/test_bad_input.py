@@ -107,7 +107,7 @@ def _duplicated(path: Path) -> None:
 
 CASES = {
     "invalid_utf8": Bad("a.jsonl", _lines(b'{"text": "\xff"}'), "row 21: its byte 11", "UTF-8"),
-    "no_json": Bad("a.jsonl", _lines(b"{text: 1}"), "row 21: it is no JSON", "Correct them"),
+    "no_json": Bad("a.jsonl", _lines(b"{text: 1}"), "row 21: it is no JSON", "Correct the files"),
     "cut_line": Bad("a.jsonl", GOOD[:-9], "row 20: it is no JSON", "raise data.bad_records"),
     "no_object": Bad("a.jsonl", _lines(b'"text"'), "row 21", "write one object per line"),
     "missing_key": Bad(
@@ -127,7 +127,7 @@ CASES = {
     "utf16": Bad("a.jsonl", GOOD.decode().encode("utf-16"), "row 1: its byte 1", "UTF-8"),
     "array": Bad("a.json", b'[{"text": "x"}]', "a.json is a JSON array", "jq -c '.[]'"),
     "long_line": Bad("a.jsonl", _lines(b"x" * 5000), "at byte 790", "write one object per line"),
-    "empty_file": Bad("a.txt", b"", "a.txt, row 1: its text is empty", "Correct them"),
+    "empty_file": Bad("a.txt", b"", "a.txt, row 1: its text is empty", "Correct the files"),
     "text_invalid": Bad("a.md", b"ab\xe9", "a.md, row 1: its byte 3 is not UTF-8", "in UTF-8"),
     "text_too_long": Bad("a.txt", b"x" * 5000, "a.txt is one document of over", "JSON lines"),
     "row_too_long": Bad(
@@ -216,7 +216,8 @@ def test_a_bad_file_is_refused_with_its_place_and_a_remedy(
         monkeypatch.setattr(documents, "MOST_DOCUMENT_BYTES", 4000)
         monkeypatch.setattr("holdfast_workers.token_sets.line_records._READ_BYTES", 100)
     error = _refusal(tmp_path, str(path))
-    assert str(tmp_path) in error
+    assert (bad.file in error) == (case != "no_rows")
+    assert not error.startswith("source")  # the caller names it
     assert bad.place in error
     assert bad.remedy in error
 
@@ -268,6 +269,14 @@ def test_unusable_records_up_to_the_share_are_left_out_and_named(tmp_path: Path)
     check_share(made, share)
 
 
+def test_one_record_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(_lines(b"{"))
+    assert _refusal(tmp_path, str(path), bad_records=0).startswith("1 of 21 records is unusable,")
+    path.write_bytes(b"{")
+    assert _refusal(tmp_path, str(path)).startswith("1 of 1 record is unusable, more than")
+
+
 def test_a_higher_share_goes_on_with_the_parts_that_are_there(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(_lines(b"{"))
@@ -290,13 +299,18 @@ def test_a_document_end_inside_a_text_is_no_second_document(
 @pytest.mark.parametrize(
     ("files", "path", "place", "remedy"),
     [
-        ((), "absent.jsonl", "absent.jsonl does not exist on this node", "every node must have it"),
-        (("a.txt",), "*.jsonl", "*.jsonl matches no file", "check the path"),
+        ((), "absent.jsonl", "it does not exist on this node", "every node must have it"),
+        (("a.txt",), "*.jsonl", "it matches no file", "check the path"),
         (("a.txt",), "[z-a].txt", "'[z-a].txt' is no glob", "correct its brackets"),
-        (("d/a.bin",), "d", "d: it has no file of a known kind", "JSON lines (.jsonl"),
-        (("d/a.jsonl", "d/LICENSE"), "d", "1 file(s) (LICENSE)", "name the files that are meant"),
+        (("d/a.bin",), "d", "it has no file of a known kind", "JSON lines (.jsonl"),
+        (
+            ("d/a.jsonl", "d/LICENSE"),
+            "d",
+            "1 file (LICENSE) of a kind",
+            "name the files that are meant",
+        ),
         (("d/a.jsonl", "d/README.md"), "d", "(README.md) of text", "**/*.parquet"),
-        ((), "d", "d does not exist", "every node"),
+        ((), "d", "it does not exist", "every node"),
     ],
 )
 def test_a_path_that_is_not_clear_is_refused(

@@ -91,7 +91,7 @@ def plan_parts(
     Arrow files and objects of a bucket are not. Raises DataRefused.
     """
     if not files:
-        raise DataRefused(f"source {source.path} has no files: check the path")
+        raise DataRefused("it has no files: check the path")
     pieces = (piece for file in files for piece in _pieces(file, part_bytes))
     parts = tuple(
         Part(index, tuple(group)) for index, group in enumerate(_groups(pieces, part_bytes))

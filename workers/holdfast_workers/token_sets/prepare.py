@@ -143,17 +143,19 @@ def read_set(set_storage: Storage, digest: str | None) -> TokenSet:
 
 
 def check_share(made: TokenSet, share: float) -> None:
-    """Raises DataRefused if more than this share of the set's records was unusable, or all."""
+    """Raises DataRefused, whose caller names the source, if more than this share of the set's
+    records was unusable, or all."""
     records = made.documents + made.bad_count
     first = "; ".join(f"{each.file}, row {each.row:,}: {each.why}" for each in made.bad[:3])
     if made.bad_count > share * records:
+        are = "is" if made.bad_count == 1 else "are"
         raise DataRefused(
-            f"source {made.source}: {made.bad_count:,} of {records:,} records are unusable, more "
-            f"than the share data.bad_records = {share:g}; the first: {first}. Correct them, or "
-            "`text` of the source, or raise data.bad_records"
+            f"{made.bad_count:,} of {records:,} record{'' if records == 1 else 's'} {are} "
+            f"unusable, more than the share data.bad_records = {share:g}; the first: {first}. "
+            "Correct the files, or `text` of the source, or raise data.bad_records"
         )
     if not made.documents:
-        raise DataRefused(f"source {made.source} has no document: check its files")
+        raise DataRefused("it has no document: check its files")
 
 
 class _PartMaker:
