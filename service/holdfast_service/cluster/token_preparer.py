@@ -36,12 +36,7 @@ from holdfast_service.remote_tier.location import storage_options
 from holdfast_service.wording import duration
 from holdfast_workers import log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.checkpoint.storage import (
-    ObjectMissing,
-    Storage,
-    TransientStorageError,
-    joined,
-)
+from holdfast_workers.checkpoint.storage import Storage, TransientStorageError, joined
 from holdfast_workers.data.token_set import TokenSet
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.protocol import codec
@@ -49,7 +44,7 @@ from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import PreparedSpec
 from holdfast_workers.token_sets.part_results import PartResult
 from holdfast_workers.token_sets.plan import Part, PreparePlan
-from holdfast_workers.token_sets.prepare import check_share, finish, finished_parts, read_set
+from holdfast_workers.token_sets.prepare import check_share, finish, finished_parts, ready_set
 
 AT_ONCE = 8
 """Sources that are worked on; others wait for them."""
@@ -178,9 +173,8 @@ class _SourceWork:
         uri = joined(self._request.root, plan.key)
         storage = open_storage(uri, self._store)
         self._note(files=plan.files, total_bytes=plan.source_bytes)
-        try:
-            made = read_set(storage, None)
-        except ObjectMissing:
+        made = ready_set(storage)
+        if made is None:
             made = finish(plan, self._make_parts(plan, shared, storage, uri), storage)
         check_share(made, self._request.data.bad_records)
         self._finish(made, uri)

@@ -10,12 +10,12 @@ from pathlib import Path
 from tests.support.faults.faulty_storage import Bucket, MemoryStorage
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from holdfast_workers.checkpoint.storage import ObjectMissing, Storage
+from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.data.token_set import TokenSet, read_shard
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import DataSpec, SourceSpec
 from holdfast_workers.token_sets.plan import PART_BYTES, PreparePlan, plan_parts
-from holdfast_workers.token_sets.prepare import finish, finished_parts, make_part, read_set
+from holdfast_workers.token_sets.prepare import finish, finished_parts, make_part, ready_set
 from holdfast_workers.token_sets.source_files import list_source
 from holdfast_workers.token_sets.tokenizer_file import Encoder, TokenizerFile, read_tokenizer
 
@@ -65,10 +65,9 @@ class Preparation:
 
     def carry_out(self, plan: PreparePlan, tokenizer: TokenizerFile) -> TokenSet:
         folder = self.storage.below(plan.key)
-        try:
-            return read_set(folder, None)
-        except ObjectMissing:
-            results = finished_parts(plan, folder)
+        if (made := ready_set(folder)) is not None:
+            return made
+        results = finished_parts(plan, folder)
         for part in reversed(plan.parts):  # tasks end in any order
             if part.index not in results:
                 results[part.index] = make_part(

@@ -25,6 +25,7 @@ from holdfast_workers.token_sets.refusals import DataRefused, LibraryMissing
 
 GOOD = as_lines(f"a good document {n}" for n in range(20))
 TEXTS = [f"a good document {n}" for n in range(20)]
+INVALID = pa.array([*TEXTS[:6], b"\xffbad", "x", "y"], pa.large_binary()).view(pa.large_string())
 
 
 @dataclass(frozen=True)
@@ -75,17 +76,38 @@ def _damaged_arrow(path: Path) -> None:
     path.write_bytes(content.replace(offsets, struct.pack("<3i", 0, 2**31 - 1, 34)))
 
 
+def _arrow_of(path: Path, values: Any) -> None:
+    with pa.ipc.new_file(str(path), pa.schema([("text", values.type)])) as writer:
+        writer.write_batch(pa.record_batch([values], names=["text"]))
+
+
+def _dictionary(*more_indices: int) -> Callable[[Path], object]:
+    known = INVALID.dictionary_encode()
+    indices = pa.array([*known.indices.to_pylist(), *more_indices], pa.int32())
+    values = pa.DictionaryArray.from_arrays(indices, known.dictionary, safe=False)
+    return lambda path: _arrow_of(path, values)
+
+
+def _views(path: Path) -> None:
+    values = pa.array([b"x", b"\xffbad"], pa.binary_view()).view(pa.string_view())
+    _arrow_of(path, values)
+
+
+def _long_arrow(path: Path) -> None:
+    table = pa.table({"text": [*TEXTS[1:], "x" * 5000]})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
 def _duplicated(path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table)
 
 
-INVALID = pa.array([*TEXTS[:6], b"\xffbad", "x", "y"], pa.large_binary()).view(pa.large_string())
-
 CASES = {
     "invalid_utf8": Bad("a.jsonl", _lines(b'{"text": "\xff"}'), "row 21: its byte 11", "UTF-8"),
-    "no_json": Bad("a.jsonl", _lines(b"{text: 1}"), "row 21: it is no JSON", "Correct them"),
+    "no_json": Bad("a.jsonl", _lines(b"{text: 1}"), "row 21: it is no JSON", "Correct the files"),
     "cut_line": Bad("a.jsonl", GOOD[:-9], "row 20: it is no JSON", "raise data.bad_records"),
     "no_object": Bad("a.jsonl", _lines(b'"text"'), "row 21", "write one object per line"),
     "missing_key": Bad(
@@ -105,9 +127,13 @@ CASES = {
     "utf16": Bad("a.jsonl", GOOD.decode().encode("utf-16"), "row 1: its byte 1", "UTF-8"),
     "array": Bad("a.json", b'[{"text": "x"}]', "a.json is a JSON array", "jq -c '.[]'"),
     "long_line": Bad("a.jsonl", _lines(b"x" * 5000), "at byte 790", "write one object per line"),
-    "empty_file": Bad("a.txt", b"", "a.txt, row 1: its text is empty", "Correct them"),
+    "empty_file": Bad("a.txt", b"", "a.txt, row 1: its text is empty", "Correct the files"),
     "text_invalid": Bad("a.md", b"ab\xe9", "a.md, row 1: its byte 3 is not UTF-8", "in UTF-8"),
     "text_too_long": Bad("a.txt", b"x" * 5000, "a.txt is one document of over", "JSON lines"),
+    "row_too_long": Bad(
+        "a.parquet", _parquet(text=["a", "é" * 2500]), "row 2: its text has over 4,000", "divide it"
+    ),
+    "row_of_arrow_too_long": Bad("a.arrow", _long_arrow, "row 20: its text has over", "divide it"),
     "wrong_key": Bad(
         "a.jsonl", as_lines("x" * 2000, "body"), "2,000 records is usable, such as row 1:", "`text`"
     ),
@@ -143,6 +169,19 @@ CASES = {
     "invalid_in_parquet": Bad(
         "a.parquet", _parquet(text=INVALID), "a.parquet, row 7: its byte 1 is not UTF-8", "Correct"
     ),
+    "invalid_in_dictionary": Bad(
+        "a.arrow", _dictionary(), "a.arrow, row 7: its byte 1 is not UTF-8", "Correct"
+    ),
+    "invalid_in_dictionary_of_parquet": Bad(
+        "a.parquet",
+        _parquet(text=INVALID.dictionary_encode()),
+        "a.parquet, row 7: its byte 1 is not UTF-8",
+        "Correct",
+    ),
+    "invalid_in_views": Bad(
+        "a.arrow", _views, "a.arrow, row 2: its byte 1 is not UTF-8", "Correct"
+    ),
+    "damaged_dictionary": Bad("a.arrow", _dictionary(99), "a.arrow is damaged", "write it again"),
     "null_in_parquet": Bad(
         "a.parquet", _parquet(text=["a", None]), "a.parquet, row 2: its text is null", "Correct"
     ),
@@ -173,11 +212,12 @@ def test_a_bad_file_is_refused_with_its_place_and_a_remedy(
         path.write_bytes(bad.content)
     else:
         bad.content(path)
-    if case in ("long_line", "text_too_long"):
+    if "long" in case:
         monkeypatch.setattr(documents, "MOST_DOCUMENT_BYTES", 4000)
         monkeypatch.setattr("holdfast_workers.token_sets.line_records._READ_BYTES", 100)
     error = _refusal(tmp_path, str(path))
-    assert str(tmp_path) in error
+    assert (bad.file in error) == (case != "no_rows")
+    assert not error.startswith("source")  # the caller names it
     assert bad.place in error
     assert bad.remedy in error
 
@@ -229,6 +269,14 @@ def test_unusable_records_up_to_the_share_are_left_out_and_named(tmp_path: Path)
     check_share(made, share)
 
 
+def test_one_record_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(_lines(b"{"))
+    assert _refusal(tmp_path, str(path), bad_records=0).startswith("1 of 21 records is unusable,")
+    path.write_bytes(b"{")
+    assert _refusal(tmp_path, str(path)).startswith("1 of 1 record is unusable, more than")
+
+
 def test_a_higher_share_goes_on_with_the_parts_that_are_there(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(_lines(b"{"))
@@ -251,13 +299,18 @@ def test_a_document_end_inside_a_text_is_no_second_document(
 @pytest.mark.parametrize(
     ("files", "path", "place", "remedy"),
     [
-        ((), "absent.jsonl", "absent.jsonl does not exist on this node", "every node must have it"),
-        (("a.txt",), "*.jsonl", "*.jsonl matches no file", "check the path"),
+        ((), "absent.jsonl", "it does not exist on this node", "every node must have it"),
+        (("a.txt",), "*.jsonl", "it matches no file", "check the path"),
         (("a.txt",), "[z-a].txt", "'[z-a].txt' is no glob", "correct its brackets"),
-        (("d/a.bin",), "d", "d: it has no file of a known kind", "JSON lines (.jsonl"),
-        (("d/a.jsonl", "d/LICENSE"), "d", "1 file(s) (LICENSE)", "name the files that are meant"),
+        (("d/a.bin",), "d", "it has no file of a known kind", "JSON lines (.jsonl"),
+        (
+            ("d/a.jsonl", "d/LICENSE"),
+            "d",
+            "1 file (LICENSE) of a kind",
+            "name the files that are meant",
+        ),
         (("d/a.jsonl", "d/README.md"), "d", "(README.md) of text", "**/*.parquet"),
-        ((), "d", "d does not exist", "every node"),
+        ((), "d", "it does not exist", "every node"),
     ],
 )
 def test_a_path_that_is_not_clear_is_refused(
@@ -284,6 +337,17 @@ def test_special_files_are_refused(tmp_path: Path) -> None:
     assert "write an absolute path" in _refusal(tmp_path, "data/*.jsonl")
 
 
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_file_under_two_names_is_refused(
+    tmp_path: Path, link: Callable[[Path, Path], object]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    link(tmp_path / "b.jsonl", tmp_path / "a.jsonl")
+    error = _refusal(tmp_path, f"{tmp_path}/*.jsonl")
+    assert f"{tmp_path}/a.jsonl and {tmp_path}/b.jsonl are links to one file" in error
+    assert "remove one of them, or name" in error
+
+
 def test_a_damaged_saved_data_set_is_refused(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"text": TEXTS})
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
@@ -294,10 +358,19 @@ def test_a_damaged_saved_data_set_is_refused(tmp_path: Path) -> None:
     assert "data-00000-of-00001.arrow: No such file" in _refusal(tmp_path, f"{saved}/test")
     (saved / "test" / "dataset_info.json").unlink()
     assert "has no dataset_info.json: save the" in _refusal(tmp_path, f"{saved}/test")
+    sound = (saved / "train" / "state.json").read_bytes()
     (saved / "train" / "state.json").write_text("{}")
     error = _refusal(tmp_path, f"{saved}/train")
     assert "state.json is none of the library `datasets`" in error
     assert "save_to_disk, or name its files by a glob" in error
+    state = json.loads(sound)
+    for key in ("_indices_data_files", "_indices_files"):
+        selected = {**state, key: [{"filename": "indices.arrow"}]}
+        (saved / "train" / "state.json").write_text(json.dumps(selected))
+        assert "save it again after flatten_indices()" in _refusal(tmp_path, f"{saved}/train")
+    files = [{"filename": "data-00000-of-00001.arrow"}] * 2
+    (saved / "train" / "state.json").write_text(json.dumps({"_data_files": files}))
+    assert "state.json names a file twice: save" in _refusal(tmp_path, f"{saved}/train")
     files = [{"filename": "../../outside.arrow"}]
     (saved / "train" / "state.json").write_text(json.dumps({"_data_files": files}))
     assert "state.json names no files beside it" in _refusal(tmp_path, f"{saved}/train")

@@ -55,6 +55,11 @@ def _stream(path: Path, texts: list[str]) -> None:
         writer.write_table(table, max_chunksize=90)
 
 
+def _of(path: Path, values: Any) -> None:
+    with pa.ipc.new_file(str(path), pa.schema([("text", values.type)])) as writer:
+        writer.write_batch(pa.record_batch([values], names=["text"]))
+
+
 WRITERS: dict[str, Write] = {
     "lines.jsonl": lambda path, texts: void(path.write_bytes(as_lines(texts))),
     "windows.ndjson": lambda path, texts: void(
@@ -75,6 +80,10 @@ WRITERS: dict[str, Write] = {
     ),
     "stream.arrow": _stream,
     "dictionary.arrow": _dictionary,
+    "views.arrow": lambda path, texts: _of(path, pa.array(texts, pa.string_view())),
+    "dictionary.parquet": lambda path, texts: void(
+        pq.write_table(pa.table({"text": pa.array(texts).dictionary_encode()}), path)
+    ),
     "compressed.feather": lambda path, texts: void(
         feather.write_feather(_table(texts), str(path), compression="zstd")
     ),

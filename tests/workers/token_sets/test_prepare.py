@@ -31,8 +31,14 @@ from holdfast_workers.data.token_set import MANIFEST, BadTokenSet
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import DataSpec, SourceSpec
 from holdfast_workers.token_sets import prepare
-from holdfast_workers.token_sets.prepare import finish, finished_parts, make_part, read_set
-from holdfast_workers.token_sets.refusals import SourceChanged
+from holdfast_workers.token_sets.prepare import (
+    finish,
+    finished_parts,
+    make_part,
+    read_set,
+    ready_set,
+)
+from holdfast_workers.token_sets.refusals import LibraryMissing, SourceChanged
 
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
 _DOCUMENTS = st.lists(_TEXTS.filter(lambda text: END not in text), min_size=1, max_size=30)
@@ -86,8 +92,9 @@ def test_the_shards_are_exactly_the_documents_in_order(
             made = preparation.run()
         assert preparation.documents(made) == [text for text in expected if text]
         assert made.bad_count == lost
-        most = shard_bytes // made.tokenizer.token_bytes
-        assert all(shard.tokens <= most or shard.documents == 1 for shard in made.shards)
+        size = made.tokenizer.token_bytes
+        for shard in made.shards:
+            assert shard.documents == 1 or shard.tokens * size + shard.documents * 8 <= shard_bytes
         assert sum(preparation.progress) == made.source_bytes
 
 
@@ -253,6 +260,18 @@ def test_another_tokenizer_than_the_plans_is_refused(
         lines.carry_out(plan, other)
 
 
+def test_parts_are_made_with_the_version_of_the_plan(
+    lines: Preparation, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines.data = DataSpec(tokenizer=str(tokenizer_file), bad_records=0.1)
+    plan, tokenizer = lines.plan()
+    version = tokenizer.facts.library
+    monkeypatch.setattr("tokenizers.__version__", "0.1.2")
+    with pytest.raises(LibraryMissing, match=rf"has tokenizers 0\.1\.2, and .* with {version}: in"):
+        lines.carry_out(plan, tokenizer)
+    assert lines.plan()[0].key != plan.key
+
+
 def test_the_key_names_all_that_the_tokens_depend_on(
     lines: Preparation, tokenizer_file: Path
 ) -> None:
@@ -285,6 +304,25 @@ def test_two_preparations_at_once_make_one_set(lines: Preparation) -> None:
     first = finish(plan, results, folder)
     assert finish(plan, results, folder) == first == lines.run()
     assert not [name for name in folder.objects() if name.startswith("parts/")]
+
+
+@pytest.mark.parametrize("damage", ["shard_gone", "shard_cut", "manifest"])
+def test_a_set_that_is_damaged_or_has_lost_a_shard_is_made_again(
+    lines: Preparation, damage: str
+) -> None:
+    made = lines.run()
+    assert isinstance(lines.storage, MemoryStorage)
+    whole = dict(lines.storage.bucket.objects)
+    folder = lines.storage.below(lines.plan()[0].key)
+    name = MANIFEST if damage == "manifest" else made.shards[1].object_name
+    if damage == "shard_gone":
+        folder.delete(name)
+    else:
+        write_small(folder, name, folder.read(name)[:-1])
+    assert ready_set(folder) is None
+    assert MANIFEST not in folder.objects()
+    assert lines.run() == made == ready_set(folder)
+    assert lines.storage.bucket.objects == whole
 
 
 def test_a_set_is_read_only_if_it_is_the_one(lines: Preparation) -> None:

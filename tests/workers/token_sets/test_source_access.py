@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from holdfast_workers.checkpoint.storage import StorageDenied, TransientStorageE
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import SourceSpec
 from holdfast_workers.token_sets.prepare import make_part
+from holdfast_workers.token_sets.refusals import DataRefused
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt", "a.parquet"])
@@ -50,6 +54,45 @@ def test_a_bucket_that_goes_away_in_a_file_is_no_fault_of_the_file(
             preparation.run()
     assert not list((tmp_path / "scratch").glob("*"))
     assert preparation.run().documents > 0
+
+
+@pytest.mark.parametrize("fault", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EACCES])
+@pytest.mark.parametrize("call", ["stat", "lstat", "scandir", "open"])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_passing_fault_of_a_file_system_is_no_fault_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, call: str, planned: bool
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(as_lines(["x"]))
+    preparation = Preparation(tmp_path / "scratch", SourceSpec(path=str(folder)))
+    plan = preparation.plan()
+    where = io if call == "open" else os
+    sound = getattr(where, call)
+
+    def failing(path: object, *args: object, **options: object) -> object:
+        if isinstance(path, Path | str | os.DirEntry) and os.fspath(path).startswith(str(folder)):
+            raise OSError(fault, os.strerror(fault), os.fspath(path))
+        return sound(path, *args, **options)
+
+    def prepared() -> int:
+        return (preparation.carry_out(*plan) if planned else preparation.run()).documents
+
+    monkeypatch.setattr(where, call, failing)
+    if call == "lstat" or (planned and call == "scandir"):
+        assert prepared() == 1  # it is not needed
+        return
+    expected = DataRefused if fault == errno.EACCES else TransientStorageError
+    with pytest.raises(expected, match=os.strerror(fault)):
+        prepared()
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    for path in ("x" * 300, "loop.txt"):
+        (tmp_path / "loop.txt").unlink(missing_ok=True)
+        (tmp_path / "loop.txt").symlink_to("loop.txt")
+        with pytest.raises(DataRefused, match="the nodes must be able to read it, as user"):
+            Preparation(tmp_path, SourceSpec(path=str(tmp_path / path))).run()
 
 
 def test_a_copy_of_an_object_is_gone_with_its_process(tmp_path: Path, s3_server: S3Server) -> None:

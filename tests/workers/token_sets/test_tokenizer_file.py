@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.data.preparation import END, SAMPLE
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.spec.train import DataSpec
 from holdfast_workers.token_sets.refusals import DataRefused
 from holdfast_workers.token_sets.tokenizer_file import Encoder, TokenizerFile, read_tokenizer
+
+CHARSMAP = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+"""A damaged one, at which the library panics when it loads it."""
 
 
 def test_bytes_need_no_file() -> None:
@@ -84,6 +90,56 @@ def test_nothing_is_cut_padded_or_added(
     assert [Encoder(plain).decode(ids) for ids in expected] == texts
 
 
+def test_no_token_is_left_to_chance(tokenizer_file: Path, tmp_path: Path) -> None:
+    plain = read_tokenizer(DataSpec(tokenizer=str(tokenizer_file)))
+    random = Tokenizer.from_file(str(tokenizer_file))
+    random.model.dropout = 0.5
+    random.save(str(tmp_path / "tokenizer.json"))
+    other = read_tokenizer(DataSpec(tokenizer=str(tmp_path), document_end=END))
+    expected, found = (
+        [ids.tolist() for ids in Encoder(tokenizer).encode(SAMPLE * 4)]
+        for tokenizer in (plain, other)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("rescue", ["", "unknown", "byte_fallback"])
+def test_a_tokenizer_that_leaves_text_out_silently_is_refused(tmp_path: Path, rescue: str) -> None:
+    known = [f"<0x{byte:02X}>" for byte in range(256)] if rescue == "byte_fallback" else ["<unk>"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            unk_token="<unk>" if rescue == "unknown" else None,
+            byte_fallback=rescue == "byte_fallback",
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(special_tokens=[END, *known], show_progress=False)
+    tokenizer.train_from_iterator(["hello world ✓ cat"], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    data = DataSpec(tokenizer=str(tmp_path), document_end=END)
+    if rescue:
+        [ids] = Encoder(read_tokenizer(data)).encode(["w世r"])
+        assert len(ids) == (3 if rescue == "unknown" else 5)
+        return
+    with pytest.raises(DataRefused, match=r"makes no token of 'ö': .* give it an unknown token"):
+        read_tokenizer(data)
+
+
+def _changed(**changes: Any) -> Callable[[Path], object]:
+    """Changes of the `tokenizer.json`."""
+
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+
+    return change
+
+
+def _pipe(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    os.mkfifo(folder / "tokenizer_config.json")
+
+
 def _without(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).unlink()
 
@@ -123,6 +179,14 @@ def _without(name: str) -> Callable[[Path], object]:
             "tokenizer_config.json names no eos_token",
             "set data.document_end",
         ),
+        (
+            lambda at: (at / "tokenizer_config.json").write_text("[" * 100_000),
+            {},
+            "tokenizer_config.json cannot be read",
+            "set data.document_end",
+        ),
+        (_pipe, {}, "tokenizer_config.json is no regular file", "set data.document_end"),
+        (_changed(normalizer=CHARSMAP), {}, "tokenizer.json is no", "write it again"),
         (lambda _: None, {"document_end": "</s>"}, "has no token '</s>'", "set data.document_end"),
         (lambda _: None, {"tokenizer": "gpt2"}, "data.tokenizer 'gpt2'", "an absolute path"),
         (lambda _: None, {"tokenizer": "/dev/null"}, "/dev/null does not exist", "tokenizer.json"),
@@ -143,6 +207,26 @@ def test_a_bad_tokenizer_is_refused_with_its_place_and_a_remedy(
         read_tokenizer(DataSpec.model_validate({"tokenizer": str(folder), **data}))
     assert place in str(raised.value)
     assert remedy in str(raised.value)
+
+
+def test_a_panic_of_the_library_names_the_tokenizer(tokenizer_file: Path, tmp_path: Path) -> None:
+    shutil.copytree(tokenizer_file.parent, tmp_path, dirs_exist_ok=True)
+    sound = read_tokenizer(DataSpec(tokenizer=str(tmp_path)))
+    _changed(normalizer={**CHARSMAP, "precompiled_charsmap": "AQAAAAA="})(tmp_path)
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    with pytest.raises(DataRefused, match=r"it cannot encode a text that begins with 'ab'"):
+        list(Encoder(TokenizerFile(sound.facts, content)).encode(["ab"]))
+
+
+def test_a_passing_fault_of_a_file_system_is_no_fault_of_the_tokenizer(
+    tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    with pytest.raises(TransientStorageError, match="Stale"):
+        read_tokenizer(DataSpec(tokenizer=str(tokenizer_file)))
 
 
 def test_an_id_beyond_the_vocabulary_is_refused(tokenizer_file: Path) -> None:

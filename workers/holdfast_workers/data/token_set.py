@@ -50,6 +50,8 @@ class TokenizerFacts:
     """One more than the largest id."""
     document_end: int
     """The id after each document."""
+    library: str = ""
+    """Version of `tokenizers`; "" for `bytes`."""
 
     @property
     def token_bytes(self) -> int:

@@ -21,7 +21,8 @@ from holdfast_workers.token_sets.table_records import row_group_sizes
 PART_BYTES = 64_000_000
 MOST_PIECES = 1000
 SHARD_BYTES = 32_000_000
-"""A shard closes before its tokens exceed this; a longer document has a shard of its own."""
+"""A shard closes before its tokens and the ends of its documents exceed this; a longer document has
+a shard of its own."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def plan_parts(
     Arrow files and objects of a bucket are not. Raises DataRefused.
     """
     if not files:
-        raise DataRefused(f"source {source.path} has no files: check the path")
+        raise DataRefused("it has no files: check the path")
     pieces = (piece for file in files for piece in _pieces(file, part_bytes))
     parts = tuple(
         Part(index, tuple(group)) for index, group in enumerate(_groups(pieces, part_bytes))
@@ -154,7 +155,7 @@ def _key(
 ) -> str:
     origin = {
         "format": FORMAT,
-        "tokenizer": [tokenizer.digest, tokenizer.vocabulary, tokenizer.document_end],
+        "tokenizer": {**asdict(tokenizer), "name": ""},
         "text": source.text,
         "part_bytes": part_bytes,
         "shard_bytes": SHARD_BYTES,

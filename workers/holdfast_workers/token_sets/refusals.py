@@ -5,10 +5,21 @@ Each message says what is wrong, where (file, then row, column or key), and what
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 from types import ModuleType
 
+from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.errors import WorkersError
+
+_USERS = frozenset(
+    {
+        *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP),
+        errno.ENAMETOOLONG,
+    }
+)
+"""Errors of which the user is the cause, by a path or its permissions."""
 
 
 class DataRefused(WorkersError):
@@ -20,7 +31,7 @@ class SourceChanged(DataRefused):
 
 
 class LibraryMissing(DataRefused):
-    """A node lacks a library that reads data."""
+    """A node lacks a library that reads data, or has another version of it."""
 
 
 def library(name: str) -> ModuleType:
@@ -33,6 +44,16 @@ def library(name: str) -> ModuleType:
         raise LibraryMissing(
             f"this node has no {root} ({error}): pip install 'holdfast-train[data]' on each node"
         ) from error
+
+
+def unreadable(what: str, error: OSError) -> WorkersError:
+    """The error of a path on this node that cannot be read: a DataRefused, or with a fault of the
+    file system, which may pass, a TransientStorageError."""
+    if error.errno not in _USERS:
+        return TransientStorageError(what, error.strerror or str(error))
+    return DataRefused(
+        f"{what}: {error.strerror}: the nodes must be able to read it, as user {os.getuid()}"
+    )
 
 
 def shortened(error: BaseException, most: int = 200) -> str:

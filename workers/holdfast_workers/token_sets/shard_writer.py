@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from holdfast_workers.checkpoint.storage import Storage, write_small
@@ -25,21 +27,23 @@ class ShardWriter:
     def __init__(self, storage: Storage, tokenizer: TokenizerFacts, shard_bytes: int) -> None:
         self._storage = storage
         self._tokenizer = tokenizer
-        self._end = as_tokens(np.array([tokenizer.document_end]), tokenizer)
-        self._most_tokens = shard_bytes // tokenizer.token_bytes
-        self._pieces: list[Tokens] = []
-        self._ends: list[int] = []
+        end = as_tokens(np.array([tokenizer.document_end]), tokenizer)
+        self._type = end.dtype
+        self._end = end.tobytes()
+        self._most_bytes = shard_bytes
+        self._tokens = bytearray()
+        self._ends = array("Q")
         self._shards: list[ShardFacts] = []
 
     def add(self, document: Tokens) -> None:
         """Take a document without its end; may write a shard. Raises storage errors."""
-        tokens = len(document) + 1
-        filled = self._ends[-1] if self._ends else 0
-        if filled and filled + tokens > self._most_tokens:
+        size = self._tokenizer.token_bytes
+        filled = len(self._tokens) + self._ends.itemsize * len(self._ends)
+        if filled and filled + (len(document) + 1) * size + self._ends.itemsize > self._most_bytes:
             self._write()
-            filled = 0
-        self._pieces += [document, self._end]
-        self._ends.append(filled + tokens)
+        self._tokens += document.tobytes()
+        self._tokens += self._end
+        self._ends.append(len(self._tokens) // size)
 
     def close(self) -> tuple[ShardFacts, ...]:
         """Write the last shard; return all in order."""
@@ -48,9 +52,9 @@ class ShardWriter:
         return tuple(self._shards)
 
     def _write(self) -> None:
-        tokens = as_tokens(np.concatenate(self._pieces), self._tokenizer)
-        content = ShardContent(tokens, np.array(self._ends, np.uint64))
-        self._pieces, self._ends = [], []
+        tokens = as_tokens(np.frombuffer(self._tokens, self._type), self._tokenizer)
+        content = ShardContent(tokens, np.frombuffer(self._ends, np.uint64))
+        self._tokens, self._ends = bytearray(), array("Q")
         shard = encode_shard(content)
         facts = ShardFacts(shard_digest(shard), len(shard), len(content.tokens), len(content.ends))
         write_small(self._storage, facts.object_name, shard)

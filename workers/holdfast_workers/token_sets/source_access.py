@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,13 @@ from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import ObjectFacts, Storage, TransientStorageError
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.token_sets.file_kinds import HEAD_BYTES, Compression, FileForm, check_head
-from holdfast_workers.token_sets.refusals import DataRefused, SourceChanged, library, shortened
+from holdfast_workers.token_sets.refusals import (
+    DataRefused,
+    SourceChanged,
+    library,
+    shortened,
+    unreadable,
+)
 from holdfast_workers.token_sets.source_files import SCHEME, SourceFile, local_facts, split_uri
 
 _READ_BYTES = 1 << 20
@@ -85,7 +90,7 @@ class SourceAccess:
 
     def _facts(self, name: str) -> ObjectFacts | None:
         if not name.startswith(SCHEME):
-            return local_facts(Path(name)) if os.path.lexists(name) else None
+            return local_facts(Path(name))
         storage, key = self._bucket(name)
         return storage.listing(key).get(key)
 
@@ -103,13 +108,13 @@ class SourceAccess:
                 yield reader.readinto
             return
         path = Path(name)
-        with _failures_of(path):
+        with _unreadable(path):
             stream = path.open("rb", buffering=0)
             stream.seek(start)
         with stream:
 
             def readinto(buffer: memoryview) -> int:
-                with _failures_of(path):
+                with _unreadable(path):
                     return stream.readinto(buffer) or 0
 
             yield readinto
@@ -182,6 +187,14 @@ class _Readable(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         return self._packed.read(size) if size > 0 else b""
+
+
+@contextlib.contextmanager
+def _unreadable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(str(path), error) from error
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from holdfast_workers.token_sets.globs import (
     matching_files,
     pattern_of,
 )
-from holdfast_workers.token_sets.refusals import DataRefused, shortened
+from holdfast_workers.token_sets.refusals import DataRefused, shortened, unreadable
 
 MOST_FILES = 200_000
 SCHEME = "s3://"
@@ -35,6 +35,8 @@ STATE = "state.json"
 INFO = "dataset_info.json"
 SPLITS = "dataset_dict.json"
 _MOST_STATE_BYTES = 1 << 24
+_SELECTIONS = ("_indices_data_files", "_indices_files")
+"""Keys of a state that names the rows which belong to the set; older versions write them."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,17 @@ class SourceFile:
 def list_source(source: SourceSpec, options: StorageOptions) -> tuple[SourceFile, ...]:
     """The source's files, sorted by name; those of a saved data set in its own order.
 
-    Raises DataRefused, and errors of the storage.
+    Raises DataRefused, whose caller names the source, and errors of the storage.
     """
     path = source.path
     listed = _in_bucket(path, options) if path.startswith(SCHEME) else _on_node(path)
     if len(listed) > MOST_FILES:
         raise DataRefused(
-            f"source {path}: it has {len(listed):,} files, and {MOST_FILES:,} are possible: join "
+            f"it has {len(listed):,} files, and {MOST_FILES:,} are possible: join "
             "them into larger ones, such as JSON lines or Parquet"
         )
     for file in listed:
-        _check_name(path, file.name)
+        _check_name(file.name)
     return tuple(listed)
 
 
@@ -70,31 +72,46 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def local_facts(path: Path) -> ObjectFacts:
-    """Raises DataRefused unless it is a file that this process may read."""
+    """Raises DataRefused unless it is a file that this process may read, and errors of the
+    storage."""
+    return facts_of_file(_status_of(path))
+
+
+def _status_of(path: Path) -> os.stat_result:
     try:
         status = path.stat()
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(str(path), error) from error
     if not stat.S_ISREG(status.st_mode):
         raise DataRefused(f"{path} is no regular file: remove it, or leave it out of the path")
     if not os.access(path, os.R_OK):
-        raise DataRefused(
-            f"{path}: user {os.getuid()} may not read it: the nodes must be able to read it"
-        )
-    return facts_of_file(status)
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise unreadable(str(path), error) from error
+    return status
 
 
 def _on_node(path: str) -> list[SourceFile]:
     if not path.startswith("/"):
-        raise DataRefused(
-            f"source {path!r}: write an absolute path that every node can read, or s3://bucket/key"
-        )
+        raise DataRefused("write an absolute path that every node can read, or s3://bucket/key")
     try:
         names = _local_names(Path(path))
     except OSError as error:
-        raise _unreadable(Path(error.filename or path), error) from error
-    facts = ((name, local_facts(Path(name))) for name in names)
-    return [SourceFile(name, known.nbytes, known.stamp) for name, known in facts]
+        raise unreadable(str(error.filename or path), error) from error
+    listed = []
+    seen: dict[tuple[int, int], str] = {}
+    for name in names:
+        status = _status_of(Path(name))
+        other = seen.setdefault((status.st_dev, status.st_ino), name)
+        if other != name:
+            raise DataRefused(
+                f"{other} and {name} are links to one file, which would count "
+                "twice: remove one of them, or name the files that are meant"
+            )
+        facts = facts_of_file(status)
+        listed.append(SourceFile(name, facts.nbytes, facts.stamp))
+    return listed
 
 
 def _local_names(path: Path) -> list[str]:
@@ -112,16 +129,16 @@ def _local_names(path: Path) -> list[str]:
     if path.exists() or path.is_symlink():
         return [str(path)]
     if not has_magic(str(path)):
-        raise DataRefused(f"source {path} does not exist on this node: every node must have it")
+        raise DataRefused("it does not exist on this node: every node must have it")
     names = sorted({str(found) for found in matching_files(path)})
-    return _nonempty(str(path), names)
+    return _nonempty(names)
 
 
 def _in_bucket(uri: str, options: StorageOptions) -> list[SourceFile]:
     bucket, key = split_uri(uri)
     fault = uri_fault(f"{SCHEME}{bucket}")
     if fault is not None:
-        raise DataRefused(f"source {uri}: {fault}")
+        raise DataRefused(fault)
     storage = open_storage(f"{SCHEME}{bucket}", options)
     known = {
         name: facts
@@ -153,9 +170,9 @@ def _bucket_names(
         shown = [name for name in below if not _is_hidden(name)]
         return sorted(folder + name for name in _all_of_folder(uri, shown))
     if not has_magic(key):
-        raise DataRefused(f"source {uri}: no object has this name or lies below it: check the path")
+        raise DataRefused("no object has this name or lies below it: check the path")
     pattern = pattern_of(key)
-    return _nonempty(uri, sorted(name for name in known if pattern.fullmatch(name)))
+    return _nonempty(sorted(name for name in known if pattern.fullmatch(name)))
 
 
 def _all_of_folder(folder: str, names: Iterable[str]) -> list[str]:
@@ -165,16 +182,12 @@ def _all_of_folder(folder: str, names: Iterable[str]) -> list[str]:
     unknown = [name for name in known if name not in kinds]
     remedy = f"name the files that are meant, such as {folder.rstrip('/')}/**/*.parquet"
     if not kinds:
-        raise DataRefused(f"source {folder}: it has no file of a known kind: {KNOWN}")
+        raise DataRefused(f"it has no file of a known kind: {KNOWN}")
     if unknown:
-        raise DataRefused(
-            f"source {folder}: {_some(unknown)} of a kind that is not known: {remedy}"
-        )
+        raise DataRefused(f"{_some(unknown)} of a kind that is not known: {remedy}")
     texts = [name for name, kind in kinds.items() if kind is FileKind.TEXT]
     if 0 < len(texts) < len(kinds):
-        raise DataRefused(
-            f"source {folder}: {_some(texts)} of text are beside files with records: {remedy}"
-        )
+        raise DataRefused(f"{_some(texts)} of text beside files with records: {remedy}")
     return known
 
 
@@ -186,32 +199,40 @@ def _saved_files(folder: str, sizes: Mapping[str, int], read: Callable[[str], by
         raise DataRefused(f"{where} has over {_MOST_STATE_BYTES} bytes: save the data set again")
     try:
         content = json.loads(read(name))
+        selected = any(content.get(key) for key in _SELECTIONS)
         if name == SPLITS:
             splits = [str(split) for split in content["splits"]]
         else:
             files = [str(entry["filename"]) for entry in content["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataRefused(
             f"{where} is none of the library `datasets` ({shortened(error)}): save the data set "
             "again with save_to_disk, or name its files by a glob"
         ) from error
     if name == SPLITS:
         inner = ", ".join(f"{folder.rstrip('/')}/{split}" for split in splits)
-        raise DataRefused(f"source {folder} has several splits: name the folder of one: {inner}")
+        raise DataRefused(f"it has several splits: name the folder of one: {inner}")
+    if selected:
+        raise DataRefused(
+            f"{where}: its rows are a selection of its files' rows: save it again after "
+            "flatten_indices()"
+        )
     if INFO not in sizes:
         raise DataRefused(f"{folder} has no {INFO}: save the data set again with save_to_disk")
     if not files or any("/" in file or file in ("", "..") for file in files):
         raise DataRefused(f"{where} names no files beside it: save the data set again")
+    if len(set(files)) < len(files):
+        raise DataRefused(f"{where} names a file twice: save the data set again")
     return files
 
 
-def _nonempty(path: str, names: list[str]) -> list[str]:
+def _nonempty(names: list[str]) -> list[str]:
     if names:
         return names
-    raise DataRefused(f"source {path} matches no file: check the path; ** matches any folders")
+    raise DataRefused("it matches no file: check the path; ** matches any folders")
 
 
-def _check_name(source: str, name: str) -> None:
+def _check_name(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -220,15 +241,8 @@ def _check_name(source: str, name: str) -> None:
     if form_of(name) is None:
         raise DataRefused(
             f"{name}: its kind is not known by its suffix; {KNOWN} can be read: convert or rename "
-            f"it, or leave it out of the source {source}"
+            f"it, or leave it out of the source"
         )
-
-
-def _unreadable(path: Path, error: OSError) -> DataRefused:
-    return DataRefused(
-        f"{path}: {error.strerror or error}: the nodes must be able to read it, as user "
-        f"{os.getuid()}"
-    )
 
 
 def _is_hidden(name: str) -> bool:
@@ -237,4 +251,5 @@ def _is_hidden(name: str) -> bool:
 
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:3])
-    return f"{len(names)} file(s) ({shown}{', ...' if len(names) > 3 else ''})"
+    files = "1 file" if len(names) == 1 else f"{len(names):,} files"
+    return f"{files} ({shown}{', ...' if len(names) > 3 else ''})"

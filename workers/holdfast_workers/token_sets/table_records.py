@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_workers.checkpoint.storage import TransientStorageError
-from holdfast_workers.token_sets.documents import BATCH_BYTES, RecordBatch
+from holdfast_workers.token_sets import documents
+from holdfast_workers.token_sets.documents import BATCH_BYTES, RecordBatch, is_too_long
 from holdfast_workers.token_sets.file_kinds import FileKind
 from holdfast_workers.token_sets.refusals import DataRefused, library, shortened
 
@@ -51,7 +52,7 @@ def parquet_records(
         done = 0
         for batch in batches:
             done += batch.num_rows
-            yield _records(batch.column(0), row, nul_ends), done / rows
+            yield _records(name, batch.column(0), row, nul_ends), done / rows
             row += batch.num_rows
         if done != rows:  # the reader takes the end of a file for the end of a column
             raise DataRefused(
@@ -69,9 +70,10 @@ def arrow_records(
         size = path.stat().st_size
         row = 1
         for batch in _arrow_batches(name, path, stream, column):
-            for start in range(0, batch.num_rows, _MOST_ROWS):
-                values = batch.column(0).slice(start, _MOST_ROWS)
-                yield _records(values, row, nul_ends), stream.tell() / size
+            step = _rows_of(batch.nbytes, batch.num_rows)
+            for start in range(0, batch.num_rows, step):
+                values = batch.column(0).slice(start, step)
+                yield _records(name, values, row, nul_ends), stream.tell() / size
                 row += len(values)
 
 
@@ -100,33 +102,55 @@ def _arrow_batches(name: str, path: Path, stream: Any, column: str) -> Iterator[
         )
 
 
-def _records(values: Any, row: int, nul_ends: bool) -> RecordBatch:
+def _records(name: str, values: Any, row: int, nul_ends: bool) -> RecordBatch:
     """Arrow checks nothing of a file's offsets by itself: a damaged one would be read from memory
     that is not its own."""
     arrow = library("pyarrow")
     batch = RecordBatch()
+    if arrow.types.is_dictionary(values.type):
+        values.indices.validate(full=True)
+        values = _as_bytes(values.dictionary).take(values.indices).view(arrow.large_string())
     try:
         values.validate(full=True)
     except arrow.ArrowInvalid:
-        return _of_bytes(values, row, nul_ends)
+        return _of_bytes(name, values, row, nul_ends)
     for number, text in enumerate(values.to_pylist()):
+        if text is not None and is_too_long(text):
+            raise _too_long(name, row + number)
         batch.add(row + number, text, nul_ends=nul_ends)
     return batch
 
 
-def _of_bytes(values: Any, row: int, nul_ends: bool) -> RecordBatch:
+def _of_bytes(name: str, values: Any, row: int, nul_ends: bool) -> RecordBatch:
     """Records of which some are not UTF-8. Raises ArrowInvalid if that is not all."""
-    arrow = library("pyarrow")
     batch = RecordBatch()
-    large = arrow.types.is_large_string(values.type)
-    content = values.view(arrow.large_binary() if large else arrow.binary())
-    content.validate(full=True)
-    for number, text in enumerate(content.to_pylist()):
+    for number, text in enumerate(_as_bytes(values).to_pylist()):
         if text is None:
             batch.add(row + number, None, nul_ends=nul_ends)
+        elif len(text) > documents.MOST_DOCUMENT_BYTES:
+            raise _too_long(name, row + number)
         else:
             batch.add_bytes(row + number, text, nul_ends=nul_ends)
     return batch
+
+
+def _as_bytes(values: Any) -> Any:
+    """Strings, UTF-8 or not, as binary. Raises ArrowInvalid if their offsets are damaged."""
+    arrow = library("pyarrow")
+    if arrow.types.is_string(values.type):
+        content = values.view(arrow.binary())
+    elif arrow.types.is_large_string(values.type):
+        content = values.view(arrow.large_binary())
+    else:
+        content = values.view(arrow.binary_view())
+    content.validate(full=True)
+    return content.cast(arrow.large_binary())
+
+
+def _too_long(name: str, row: int) -> DataRefused:
+    return DataRefused(
+        f"{name}, row {row:,}: its text has over {documents.MOST_DOCUMENT_BYTES:,} bytes: divide it"
+    )
 
 
 def _rows_of_batch(parquet: Any, column: str, start: int, stop: int) -> int:
@@ -136,6 +160,10 @@ def _rows_of_batch(parquet: Any, column: str, start: int, stop: int) -> int:
     groups = [parquet.metadata.row_group(group) for group in range(start, stop)]
     nbytes: int = sum(group.column(at).total_uncompressed_size for group in groups)
     rows: int = sum(group.num_rows for group in groups)
+    return _rows_of(nbytes, rows)
+
+
+def _rows_of(nbytes: int, rows: int) -> int:
     return max(1, min(_MOST_ROWS, BATCH_BYTES * rows // max(nbytes, 1)))
 
 

@@ -1,11 +1,13 @@
 """Tokenizers: the file `tokenizer.json`, the facts that tokens depend on, and the encoding.
 
 Also `bytes`, whose tokens are the bytes of the text and which needs no file. Text is encoded as it
-is: no special tokens are added, and nothing is cut or padded, even if the file asks for it.
+is: no special tokens are added, and nothing is cut, padded or left to chance (the dropout of BPE),
+even if the file asks for it. Another version of the library may make other tokens.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -18,14 +20,22 @@ from numpy.typing import NDArray
 
 from holdfast_workers.data.token_set import TokenizerFacts, Tokens, shard_digest
 from holdfast_workers.spec.train import BYTE_VOCABULARY, BYTES, DataSpec
-from holdfast_workers.token_sets.refusals import DataRefused, library, shortened
+from holdfast_workers.token_sets.refusals import (
+    DataRefused,
+    LibraryMissing,
+    library,
+    shortened,
+    unreadable,
+)
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 MOST_FILE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 20
-"""Text that is encoded at once; the encoding takes some 50 times as much memory."""
+"""Text that is encoded at once; the encoding takes 100 to 200 times as much memory."""
 _BYTES_END = 0
+_RARE = "ö世✓🙂"
+"""Text that a tokenizer is tried with."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,8 @@ class TokenizerFile:
 
 
 def read_tokenizer(data: DataSpec) -> TokenizerFile:
-    """The tokenizer of `data`, read on this node and tried. Raises DataRefused."""
+    """The tokenizer of `data`, read on this node and tried. Raises DataRefused, and
+    TransientStorageError."""
     if data.tokenizer == BYTES:
         if data.document_end is not None:
             raise DataRefused(
@@ -47,7 +58,8 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
         return TokenizerFile(TokenizerFacts(BYTES, digest, BYTE_VOCABULARY, _BYTES_END), b"")
     path = _file_of(data.tokenizer)
     content = _read(path)
-    vocabulary: dict[str, int] = _loaded(content, str(path)).get_vocab(with_added_tokens=True)
+    loaded = _loaded(content, str(path))
+    vocabulary: dict[str, int] = loaded.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise DataRefused(f"{path} has no tokens: name the tokenizer of a published model")
     end = data.document_end
@@ -58,20 +70,32 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
             f"{path} has no token {end!r} to end documents: set data.document_end to one of its "
             "tokens, such as <|endoftext|> or </s>"
         )
-    size = max(vocabulary.values()) + 1
-    facts = TokenizerFacts(data.tokenizer, shard_digest(content), size, vocabulary[end])
+    _refuse_silent_loss(path, loaded)
+    facts = TokenizerFacts(
+        name=data.tokenizer,
+        digest=shard_digest(content),
+        vocabulary=max(vocabulary.values()) + 1,
+        document_end=vocabulary[end],
+        library=_version(),
+    )
     return TokenizerFile(facts, content)
 
 
 class Encoder:
-    """Turns documents into token ids. Uses one thread of the process; keeps some 50 times the
+    """Turns documents into token ids. Uses one thread of the process; keeps 100 to 200 times the
     memory of 1 MB of text, or of the longest document, while it encodes."""
 
     def __init__(self, tokenizer: TokenizerFile) -> None:
-        """Raises DataRefused."""
+        """Raises DataRefused; LibraryMissing with another version of the library than that of
+        the facts."""
         self._facts = tokenizer.facts
         self._tokenizer: Any = None
         if tokenizer.content:
+            if (version := _version()) != self._facts.library:
+                raise LibraryMissing(
+                    f"this node has tokenizers {version}, and the preparation began with "
+                    f"{self._facts.library}: install the same version on all nodes"
+                )
             os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library reads it at each call
             self._tokenizer = _loaded(tokenizer.content, tokenizer.facts.name)
 
@@ -86,21 +110,19 @@ class Encoder:
                 yield self._checked(ids)
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """The text of ids, special tokens included."""
+        """The text of ids, special tokens included. Raises DataRefused."""
         if self._tokenizer is None:
             return bytes(int(token) for token in ids).decode(errors="replace")
-        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+        numbers = [int(token) for token in ids]
+        with _broken_tokenizer(f"data.tokenizer {self._facts.name}: it cannot decode its ids"):
+            return str(self._tokenizer.decode(numbers, skip_special_tokens=False))
 
     def _ids(self, batch: list[str]) -> list[list[int]]:
         # The faster call leaves out the positions in the text; older versions lack it.
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
-        try:
+        begins = f"it cannot encode a text that begins with {batch[0][:40]!r}"
+        with _broken_tokenizer(f"data.tokenizer {self._facts.name}: {begins}"):
             return [each.ids for each in encode(batch, add_special_tokens=False)]
-        except Exception as error:  # the library raises nothing more precise
-            raise DataRefused(
-                f"data.tokenizer {self._facts.name}: it cannot encode a text that begins with "
-                f"{batch[0][:40]!r}: {shortened(error)}: try the tokenizer by itself"
-            ) from error
 
     def _checked(self, ids: list[int]) -> Tokens:
         tokens = np.array(ids, np.int64)
@@ -145,9 +167,7 @@ def _file_of(name: str) -> Path:
         if path.is_file():
             return path
     except OSError as error:
-        raise DataRefused(
-            f"data.tokenizer {path}: {error.strerror}: the nodes must be able to read it"
-        ) from error
+        raise unreadable(f"data.tokenizer {path}", error) from error
     raise DataRefused(
         f"data.tokenizer {path} does not exist on this node: name a {FILE}, which "
         "`save_pretrained` of a fast tokenizer writes"
@@ -160,30 +180,64 @@ def _read(path: Path) -> bytes:
             raise DataRefused(f"{path} has over {MOST_FILE_BYTES} bytes: name a {FILE}")
         return path.read_bytes()
     except OSError as error:
-        raise DataRefused(f"{path}: {error.strerror}: the nodes must be able to read it") from error
+        raise unreadable(str(path), error) from error
+
+
+def _version() -> str:
+    return str(library("tokenizers").__version__)
 
 
 def _loaded(content: bytes, name: str) -> Any:
     tokenizers = library("tokenizers")
-    try:
+    with _broken_tokenizer(f"{name} is no {FILE} of the library `tokenizers`"):
         tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # the library raises nothing more precise
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if getattr(tokenizer.model, "dropout", None) is not None:
+            tokenizer.model.dropout = None
+        return tokenizer
+
+
+@contextlib.contextmanager
+def _broken_tokenizer(what: str) -> Iterator[None]:
+    """The library raises nothing more precise than Exception, and panics, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise DataRefused(
-            f"{name} is no {FILE} of the library `tokenizers` ({shortened(error)}): "
-            "`save_pretrained` of a fast tokenizer writes one"
+            f"{what} ({shortened(error)}): write it again, with `save_pretrained` of a fast "
+            "tokenizer, and try it by itself"
         ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+
+
+def _refuse_silent_loss(path: Path, tokenizer: Any) -> None:
+    """Without an unknown token and bytes for all text, the library leaves text out silently."""
+    for sign in _RARE:
+        with _broken_tokenizer(f"{path}: it cannot encode {sign!r}"):
+            ids = tokenizer.encode(sign, add_special_tokens=False).ids
+        if not ids:
+            raise DataRefused(
+                f"{path} makes no token of {sign!r}: it would leave such text out silently: give "
+                "it an unknown token, or train it with byte_fallback, or with all bytes "
+                "(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())"
+            )
 
 
 def _end_in_config(path: Path) -> str:
     remedy = "set data.document_end to the token that ends each document"
     try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise DataRefused(f"there is no {path} with an eos_token: {remedy}") from None
-    except (OSError, ValueError) as error:
+        there, regular = path.exists(), path.is_file()
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+    if not there:
+        raise DataRefused(f"there is no {path} with an eos_token: {remedy}")
+    if not regular:  # a pipe would never end
+        raise DataRefused(f"{path} is no regular file: {remedy}")
+    try:
+        config = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise DataRefused(f"{path} cannot be read ({shortened(error)}): {remedy}") from error
     end = config.get("eos_token") if isinstance(config, dict) else None
     if isinstance(end, dict):
