@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast_workers.spec.fields import Every, NonNegative, Positive, Reference, Section
+from holdfast_workers.spec.fields import (
+    Endpoint,
+    Every,
+    NonNegative,
+    Positive,
+    Reference,
+    Region,
+    Section,
+)
 
 FIRST_MEMORY_STEPS = 2
 FIRST_REMOTE_STEPS = 20
@@ -46,13 +54,8 @@ class RemoteTierSpec(Section):
         description="Location of the remote tier: a path, file:///path or s3://bucket/prefix. "
         "null: in the server's store.",
     )
-    endpoint: Reference | None = Field(
-        default=None,
-        description="URL of the S3 service, which needs `secret`. null: AWS_ENDPOINT_URL, or AWS.",
-    )
-    region: Reference | None = Field(
-        default=None, description="Region of the bucket. null: AWS_DEFAULT_REGION."
-    )
+    endpoint: Endpoint = None
+    region: Region = None
     secret: Reference | None = Field(
         default=None,
         description="Name of the server's secret with the credentials for this bucket and "

@@ -19,6 +19,15 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Reference = Annotated[str, Field(max_length=4096)]
 """A path, a URI or a name; no path of Linux is longer."""
+Endpoint = Annotated[
+    Reference | None,
+    Field(
+        description="URL of the S3 service, which needs `secret`. null: AWS_ENDPOINT_URL, or AWS."
+    ),
+]
+Region = Annotated[
+    Reference | None, Field(description="Region of the bucket. null: AWS_DEFAULT_REGION.")
+]
 
 
 def _steps_or_auto(value: object) -> object:

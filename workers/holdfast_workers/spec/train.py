@@ -8,7 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast_workers.spec.fields import NonNegative, Positive, Reference, Section
+from holdfast_workers.spec.fields import (
+    Endpoint,
+    NonNegative,
+    Positive,
+    Reference,
+    Region,
+    Section,
+)
 
 BYTES = "bytes"
 """The tokenizer whose tokens are the bytes of the text in UTF-8."""
@@ -35,13 +42,8 @@ class SourceSpec(Section):
         description="Share of the samples that come from this source, relative to the others'. "
         "Without weights, all sources are one: an epoch has each of their tokens once.",
     )
-    endpoint: Reference | None = Field(
-        default=None,
-        description="URL of the S3 service, which needs `secret`. null: AWS_ENDPOINT_URL, or AWS.",
-    )
-    region: Reference | None = Field(
-        default=None, description="Region of the bucket. null: AWS_DEFAULT_REGION."
-    )
+    endpoint: Endpoint = None
+    region: Region = None
     secret: Reference | None = Field(
         default=None,
         description="Name of the server's secret with the credentials for this bucket and "
