@@ -629,7 +629,8 @@ class JobDriver:
 
     async def _without_cluster(self, error: ClusterUnavailable) -> NextStep:
         async with self._transaction() as tx:
-            tx.wait_for("cluster", f"the cluster cannot be reached: {error}")
+            if not tx.state.terminal:
+                tx.wait_for("cluster", f"the cluster cannot be reached: {error}")
         # Another server may reach it, and the job keeps its place in the queue meanwhile.
         keeps_lease = tx.state is not State.QUEUED
         return NextStep(self._settings.pace.cluster_retry_s, keep_lease=keeps_lease)

@@ -68,7 +68,10 @@ class TokenPreparation:
                 unfit = await self._why_unfit(spec.model_copy(update={"data": data}), job)
             except StorageUnavailable as error:
                 async with self._transaction() as tx:
-                    tx.wait_for("storage", f"the checkpoint of `init_from` must be read: {error}")
+                    if tx.state is State.QUEUED:
+                        tx.wait_for(
+                            "storage", f"the checkpoint of `init_from` must be read: {error}"
+                        )
                 return LOOK_S
         async with self._transaction() as tx:
             if tx.state is not State.QUEUED:

@@ -188,9 +188,7 @@ class JobTransaction:
         event: type[WaitEvent] | None = WaitingEvent,
     ) -> None:
         """Store what the job waits for; emits an event, if any, only if the resource has
-        changed. Nothing of a job that has ended."""
-        if self.state.terminal:
-            return
+        changed."""
         known = self.job.waiting
         same = known is not None and known["resource"] == resource
         self.job.waiting = {
