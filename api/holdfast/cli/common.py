@@ -50,6 +50,10 @@ def complete_job(context: CompletionContext) -> Iterator[tuple[str, str]]:
             yield part, f"{job.name} {job.state.value}"
 
 
+Assignments = Annotated[
+    list[str] | None,
+    Parameter(name="--set", negative="", help="path.to.key=value, overrides the file."),
+]
 JobWord = Annotated[
     str,
     Parameter(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Options
+from holdfast.cli.common import LONG_RETRY_S, OPTIONS, Assignments, Options
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
@@ -35,10 +35,6 @@ Spec = Annotated[
         allow_leading_hyphen=True,
         help="A YAML or JSON file; - for standard input.",
     ),
-]
-Assignments = Annotated[
-    list[str] | None,
-    Parameter(name="--set", negative="", help="path.to.key=value, overrides the file."),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 import holdfast
+from holdfast.cli.common import Assignments
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.submission import interruption
@@ -31,10 +32,7 @@ def demo(
         int | None,
         Parameter(help=f"Optimizer steps of each run; {STEPS}, with --elastic {ELASTIC_STEPS}."),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", help="path.to.key=value, overrides the file."),
-    ] = None,
+    set_: Assignments = None,
     json: Annotated[
         bool, Parameter(name="--json", negative="", help="Print the verdict as JSON.")
     ] = False,

@@ -75,7 +75,9 @@ class TaskSlots:
         with self._lock:
             fit = {node: count for node, count in cpus.items() if node not in self._unfit}
             if cpus and not fit:
-                raise NoNode("; ".join(sorted(set(self._unfit.values()))))
+                reasons = "; ".join(sorted(set(self._unfit.values())))
+                self._unfit.clear()  # they may be mended meanwhile: the next try finds out
+                raise NoNode(reasons)
             if not fit:
                 raise NoNode("the cluster has no node with CPUs")
             node = max(fit, key=lambda each: fit[each] - self._taken[each])

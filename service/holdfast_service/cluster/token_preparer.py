@@ -1,9 +1,9 @@
 """Makes token sets on the cluster: one actor of an installation, which plans each source and has
 Ray run its parts.
 
-Whoever wants the same source shares it. All that the actor knows is in the storage: wherever it, a
-task or a node dies, the next one goes on with the parts that are there. It opens no file of a user.
-Work for which nobody asks any more is given up, and the actor ends when it has none.
+Jobs with the same source share its preparation. All state is in the storage: if the actor, a task
+or a node dies, the next one continues with the parts that are there. The actor opens no file of a
+user. It abandons work for which no server asks any more, and ends when it has none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from holdfast_workers.checkpoint.storage import Storage, TransientStorageError, 
 from holdfast_workers.data.token_set import TokenSet
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.protocol import codec
-from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import PreparedSpec
 from holdfast_workers.token_sets.part_results import PartResult
 from holdfast_workers.token_sets.plan import Part, PreparePlan
@@ -118,11 +117,8 @@ class _SourceWork:
     def __init__(self, request: SourceRequest, credentials: Credentials, slots: TaskSlots) -> None:
         self._request = request
         self._store = storage_options(request.remote, credentials[0])
-        self._source = StorageOptions(
-            endpoint=request.source.endpoint,
-            region=request.source.region,
-            credentials=credentials[1],
-            refuse_local=request.refuse_local,
+        self._source = storage_options(
+            request.source, credentials[1], refuse_local=request.refuse_local
         )
         self._slots = slots
         self._progress = SourceProgress(

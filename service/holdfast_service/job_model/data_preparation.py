@@ -141,6 +141,14 @@ def needs_preparation(data: DataSpec) -> bool:
     return bool(data.sources) and not data.prepared
 
 
+def with_token_sets(data: DataSpec, progress: Sequence[SourceProgress]) -> DataSpec | None:
+    """The section with the token sets that were made; None: a source has none yet."""
+    prepared = tuple(each.prepared for each in progress if each.prepared is not None)
+    if len(prepared) < len(progress):
+        return None
+    return data.model_copy(update={"prepared": prepared})
+
+
 def wait_text(progress: Sequence[SourceProgress]) -> str:
     """What a job waits for while its sources are prepared."""
     total, done = sum(p.total_bytes for p in progress), sum(p.done_bytes for p in progress)

@@ -15,14 +15,14 @@ from holdfast_service.job_model.data_preparation import (
     SourceProgress,
     needs_preparation,
     refusals,
-    requests_of,
-    root_of,
     wait_text,
+    with_token_sets,
 )
 from holdfast_service.job_model.events.progress import DataPreparedEvent
 from holdfast_service.job_model.job_spec import JobSpec, prepared_faults
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Cluster
+from holdfast_service.remote_tier.location import source_requests
 from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
 from holdfast_service.store.models import JobRecord
@@ -54,16 +54,9 @@ class TokenPreparation:
         spec = JobSpec.model_validate(job.spec)
         if spec.has_own_model or not needs_preparation(spec.data):
             return None
-        remote = spec.checkpoint.remote
-        root = root_of(remote, self._settings.data_dir)
-        local = self._settings.allow_local_storage
-        requests = requests_of(spec.data, remote, root, refuse_local=not local)
-        progress = await self._cluster.prepare_tokens(requests)
-        prepared = tuple(each.prepared for each in progress if each.prepared is not None)
-        data = spec.data.model_copy(update={"prepared": prepared})
-        is_ready = len(prepared) == len(progress)
-        unfit = ""
-        if is_ready:
+        progress = await self._cluster.prepare_tokens(source_requests(spec, self._settings))
+        data, unfit = with_token_sets(spec.data, progress), ""
+        if data is not None:
             try:
                 unfit = await self._why_unfit(spec.model_copy(update={"data": data}), job)
             except StorageUnavailable as error:
@@ -80,7 +73,7 @@ class TokenPreparation:
                 tx.end(State.FAILED, "data_refused", why)
             elif unfit:
                 tx.end(State.FAILED, "data_unfit", unfit)
-            elif is_ready:
+            elif data is not None:
                 self._keep(tx, data, progress)
             else:
                 tx.wait_for(WAITS_FOR, wait_text(progress))

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from holdfast_service.job_model.data_preparation import SourceRequest, requests_of, root_of
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.settings import SECRETS, Settings
 from holdfast_workers.checkpoint.location_faults import BucketAccess
 from holdfast_workers.checkpoint.open_storage import open_storage
@@ -149,6 +151,13 @@ def remote_uri(uri: str | None, job_dir: Path) -> str:
     """The URI below which the remote checkpoints of a job are stored. `uri`: of its resolved spec.
     `job_dir`: the job's folder, named by its id; used if the spec names no place."""
     return str(job_dir / "checkpoints") if uri is None else joined(uri, job_dir.name)
+
+
+def source_requests(spec: JobSpec, settings: Settings) -> list[SourceRequest]:
+    """What is asked of the cluster for the sources of a resolved spec."""
+    remote = spec.checkpoint.remote
+    root = root_of(remote, settings.data_dir)
+    return requests_of(spec.data, remote, root, refuse_local=not settings.allow_local_storage)
 
 
 async def find_storage_fault(

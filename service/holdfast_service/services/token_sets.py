@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast_service.errors import ClusterUnreachable, DataUnreadable, InvalidSpec
-from holdfast_service.job_model.data_preparation import requests_of, root_of
+from holdfast_service.job_model.data_preparation import with_token_sets
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
+from holdfast_service.remote_tier.location import source_requests
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.views.token_sets import DataPreparationView, DataSamplesView, SampleView
@@ -28,18 +29,13 @@ class TokenSetService:
         again until they are done: without a question, the work ends after a while. Raises
         InvalidSpec, ClusterUnreachable."""
         spec = await self._spec_with_sources(document)
-        remote = spec.checkpoint.remote
-        root = root_of(remote, self._settings.data_dir)
-        local = self._settings.allow_local_storage
-        requests = requests_of(spec.data, remote, root, refuse_local=not local)
         try:
-            progress = await self._cluster.prepare_tokens(requests)
+            progress = await self._cluster.prepare_tokens(source_requests(spec, self._settings))
         except ClusterUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
-        prepared = [each.prepared for each in progress if each.prepared is not None]
-        data = spec.data.model_copy(update={"prepared": tuple(prepared)})
-        ready = len(prepared) == len(progress)
-        return DataPreparationView.of(progress, data.model_dump(mode="json") if ready else None)
+        data = with_token_sets(spec.data, progress)
+        section = None if data is None else data.model_dump(mode="json")
+        return DataPreparationView.of(progress, section)
 
     async def samples(self, document: Mapping[str, Any], count: int) -> DataSamplesView:
         """The first samples of a spec with prepared sources, as text. Raises InvalidSpec,

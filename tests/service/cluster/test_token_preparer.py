@@ -115,6 +115,13 @@ def test_a_node_that_is_unfit_gets_no_task_again(tasks: FakeTasks) -> None:
     assert unfit not in others
 
 
+def test_nodes_that_are_all_unfit_are_tried_again_once_they_may_be_mended(
+    tasks: FakeTasks,
+) -> None:
+    tasks.ends = [TaskEnd(unfit="no pyarrow")] * len(NODES)
+    assert outcome(tasks).phase is PreparePhase.READY
+
+
 def test_a_refusal_ends_it_with_its_sentence(tasks: FakeTasks) -> None:
     tasks.ends = [TaskEnd(refused="a.jsonl, row 3: it is no JSON")]
     assert outcome(tasks).error == "a.jsonl, row 3: it is no JSON"

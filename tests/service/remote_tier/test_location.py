@@ -289,15 +289,15 @@ async def test_each_source_needs_the_secret_of_its_own_bucket(
     for call in (jobs.validate, jobs.submit):
         with pytest.raises(InvalidSpec) as caught:
             await call({"name": "x", "data": {"sources": sources}})
-        told = {fault["path"]: fault["message"] for fault in caught.value.faults}
+        messages = {fault["path"]: fault["message"] for fault in caught.value.faults}
         secrets = [f"data.sources.{at}.secret" for at in (1, 2, 3)]
-        assert set(told) == {*secrets, "data.sources.4.path"}
-        assert told[secrets[0]] == (
+        assert set(messages) == {*secrets, "data.sources.4.path"}
+        assert messages[secrets[0]] == (
             f"the secret 'ours' is for the bucket ours at {url}, not for other at {url}: change "
             "bucket or endpoint, or ask the operator for a secret for that bucket"
         )
-        assert "not for ours at AWS" in told[secrets[1]]
-        assert "the server has no secret 'absent'" in told[secrets[2]]
+        assert "not for ours at AWS" in messages[secrets[1]]
+        assert "the server has no secret 'absent'" in messages[secrets[2]]
     assert await jobs.validate({"name": "x", "data": {"sources": sources[:1]}})
 
 

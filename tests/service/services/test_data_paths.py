@@ -104,16 +104,16 @@ async def test_each_missing_source_and_tokenizer_is_named_at_its_own_path(
     data = {"sources": sources, "tokenizer": f"{tmp_path}/tokenizer.json"}
     with pytest.raises(InvalidSpec) as refused:
         await jobs.validate({"name": "x", "data": data})
-    told = {fault["path"]: fault["message"] for fault in refused.value.faults}
-    assert set(told) == {"data.tokenizer", "data.sources.1.path", "data.sources.3.path"}
-    assert told["data.tokenizer"] == (
+    messages = {fault["path"]: fault["message"] for fault in refused.value.faults}
+    assert set(messages) == {"data.tokenizer", "data.sources.1.path", "data.sources.3.path"}
+    assert messages["data.tokenizer"] == (
         f"'{tmp_path}/tokenizer.json' does not exist: give the tokenizer.json, or the folder of a "
         "model with one, that every node can read"
     )
-    assert told["data.sources.1.path"] == (
+    assert messages["data.sources.1.path"] == (
         f"'{tmp_path}/*.md' does not exist: give a file, folder or glob that every node can read"
     )
-    assert "is not an absolute path" in told["data.sources.3.path"]
+    assert "is not an absolute path" in messages["data.sources.3.path"]
     (tmp_path / "tokenizer.json").write_text("{}")
     assert await jobs.validate({"name": "x", "data": {**data, "sources": sources[:1]}})
 

@@ -11,7 +11,13 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast.cli.common import LONG_RETRY_S, OPTIONS, SHORT_RETRY_S, Options
+from holdfast.cli.common import (
+    LONG_RETRY_S,
+    OPTIONS,
+    SHORT_RETRY_S,
+    Assignments,
+    Options,
+)
 from holdfast.cli.exit_codes import ExitCode, of_state
 from holdfast.cli.jobs import print_outcome
 from holdfast.cli.printing import output
@@ -46,10 +52,7 @@ def submit(
         str | None,
         Parameter(name=("--file", "-f"), allow_leading_hyphen=True, help="SPEC as an option."),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", help="path.to.key=value, overrides the file."),
-    ] = None,
+    set_: Assignments = None,
     dry_run: Annotated[
         bool, Parameter(negative="", help="Print the resolved spec, or its errors; create no job.")
     ] = False,
