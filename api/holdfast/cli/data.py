@@ -25,6 +25,7 @@ COLUMNS = (
     Column("FILES", right=True),
     Column("DOCUMENTS", right=True),
     Column("TOKENS", right=True),
+    Column("HELD OUT", right=True),
     Column("LEFT OUT", right=True),
 )
 
@@ -47,9 +48,10 @@ def prepare(spec: Spec, /, *, set_: Assignments = None, options: Options = OPTIO
     document = read_spec(spec, set_ or [])
     with options.connect(LONG_RETRY_S) as client:
         found = _prepared(client, document)
+    sources = [*found.sources, *([found.validation] if found.validation else [])]
     if not output.result(options, found):
-        output.table(COLUMNS, [_row(source) for source in found.sources], whole=options.wide)
-    for source in found.sources:
+        output.table(COLUMNS, [_row(source) for source in sources], whole=options.wide)
+    for source in sources:
         _warn_of_bad(source)
     if not found.ready:
         output.progress(Text.assemble(("refused", "red"), f": {found.text}"))
@@ -101,7 +103,8 @@ def _prepared(client: Client, document: dict[str, Any]) -> DataPreparationView:
 
 
 def _row(source: SourceProgressView) -> list[str]:
-    counts = (source.files, source.documents, source.tokens, source.bad_count)
+    held_out, bad = source.held_out_tokens, source.bad_count
+    counts = (source.files, source.documents, source.tokens, held_out, bad)
     return [source.path, *(f"{count:,}" for count in counts)]
 
 

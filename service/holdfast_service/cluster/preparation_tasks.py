@@ -32,7 +32,7 @@ from holdfast_workers.token_sets.part_results import PartResult
 from holdfast_workers.token_sets.plan import Part, PreparePlan, plan_parts
 from holdfast_workers.token_sets.prepare import make_part
 from holdfast_workers.token_sets.refusals import LibraryMissing
-from holdfast_workers.token_sets.source_files import list_source
+from holdfast_workers.token_sets.source_files import list_source, refuse_shared_files
 from holdfast_workers.token_sets.tokenizer_file import TokenizerFile, read_tokenizer
 
 LOWEST_PRIORITY = 19
@@ -126,6 +126,7 @@ def _plan(request: SourceRequest, source: StorageOptions) -> TaskEnd:
     def plan() -> tuple[PreparePlan, TokenizerFile]:
         tokenizer = read_tokenizer(request.data)
         files = list_source(request.source, source)
+        refuse_shared_files(files, request.source, request.apart_from, source)
         return plan_parts(request.source, files, tokenizer.facts, request.data), tokenizer
 
     return _carried_out(plan)

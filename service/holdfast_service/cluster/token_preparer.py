@@ -267,6 +267,7 @@ class _SourceWork:
         done = _bytes_of(made)
         took_s = max(time.monotonic() - self._began, 1e-3)
         shards = [shard for part in made.values() for shard in part.shards]
+        held_out = [shard for part in made.values() for shard in part.held_out]
         self._note(
             phase=PreparePhase.TOKENIZING,
             waits="",
@@ -274,10 +275,12 @@ class _SourceWork:
             bytes_per_s=(done - self._had_bytes) / took_s,
             tokens=sum(shard.tokens for shard in shards),
             documents=sum(shard.documents for shard in shards),
+            held_out_tokens=sum(shard.tokens for shard in held_out),
             bad_count=sum(part.bad_count for part in made.values()),
         )
 
     def _finish(self, made: TokenSet, uri: str) -> None:
+        held_out = sum(shard.tokens for shard in made.held_out)
         self._note(
             phase=PreparePhase.READY,
             waits="",
@@ -285,6 +288,7 @@ class _SourceWork:
             total_bytes=made.source_bytes,
             tokens=made.tokens,
             documents=made.documents,
+            held_out_tokens=held_out,
             bad_count=made.bad_count,
             bad=tuple(f"{bad.file}, row {bad.row}: {bad.why}" for bad in made.bad[:MOST_NAMED]),
             prepared=PreparedSpec(
@@ -293,6 +297,7 @@ class _SourceWork:
                 digest=made.digest,
                 vocabulary=made.tokenizer.vocabulary,
                 tokens=made.tokens,
+                held_out=held_out,
             ),
         )
 

@@ -38,6 +38,8 @@ class SourceRequest:
     """URI below which the token sets are."""
     refuse_local: bool = False
     """Whether a source at an endpoint on the node itself is refused."""
+    apart_from: tuple[SourceSpec, ...] = ()
+    """Sources whose files it must not have."""
 
     @property
     def source(self) -> SourceSpec:
@@ -51,7 +53,10 @@ class SourceRequest:
     def name(self) -> str:
         """Equal for requests that one preparation serves."""
         share = self.data.bad_records
+        parts: tuple[object, ...]
         parts = (self.root, self.origin, self.source.secret, self.remote.secret, share)
+        if self.apart_from:
+            parts = (*parts, self.apart_from)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -75,6 +80,8 @@ class SourceProgress:
     bytes_per_s: float = 0.0
     tokens: int = 0
     documents: int = 0
+    held_out_tokens: int = 0
+    """Tokens of documents that are kept from training; the others are counted above."""
     bad_count: int = 0
     bad: tuple[str, ...] = ()
     """The first records that were left out: file, row and why."""
@@ -117,11 +124,11 @@ def place_faults(data: DataSpec, root: str) -> list[SpecFault]:
     """Token sets elsewhere than below `root`: the job's credentials are for that place alone."""
     return [
         SpecFault(
-            path=f"data.prepared.{at}.uri",
+            path=f"{place}.uri",
             message=f"{each.uri!r} is not a token set below {root}, where those of this job are: "
             "remove `prepared`, and the server prepares the sources",
         )
-        for at, each in enumerate(data.prepared)
+        for place, each in data.token_sets.items()
         if not _SET_NAME.fullmatch(each.uri.removeprefix(f"{root}/"))
     ]
 
@@ -129,12 +136,17 @@ def place_faults(data: DataSpec, root: str) -> list[SpecFault]:
 def requests_of(
     data: DataSpec, remote: RemoteTierSpec, root: str, *, refuse_local: bool
 ) -> list[SourceRequest]:
-    """A request for each source. `remote`: of the resolved spec; `root`: see `root_of`."""
+    """A request for each source, then one for files of validation. `remote`: of the resolved spec;
+    `root`: see `root_of`."""
     alone = data.model_copy(update={"prepared": ()})
-    return [
+    found = [
         SourceRequest(alone.model_copy(update={"sources": (source,)}), remote, root, refuse_local)
         for source in data.sources
     ]
+    if data.validation is not None and (source := data.validation.source) is not None:
+        section = alone.model_copy(update={"sources": (source,)})
+        found.append(SourceRequest(section, remote, root, refuse_local, apart_from=data.sources))
+    return found
 
 
 def needs_preparation(data: DataSpec) -> bool:
@@ -146,7 +158,11 @@ def with_token_sets(data: DataSpec, progress: Sequence[SourceProgress]) -> DataS
     prepared = tuple(each.prepared for each in progress if each.prepared is not None)
     if len(prepared) < len(progress):
         return None
-    return data.model_copy(update={"prepared": prepared})
+    changes: dict[str, object] = {"prepared": prepared[: len(data.sources)]}
+    if data.validation is not None and len(prepared) > len(data.sources):
+        apart = data.validation.model_copy(update={"prepared": prepared[-1]})
+        changes["validation"] = apart
+    return data.model_copy(update=changes)
 
 
 def wait_text(progress: Sequence[SourceProgress]) -> str:

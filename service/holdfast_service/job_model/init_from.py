@@ -159,6 +159,8 @@ def _data_pairs(before: DataSpec, data: DataSpec) -> dict[str, tuple[object, obj
     else:
         pairs["data.tokenizer"] = (before.tokenizer, data.tokenizer)
         pairs["data.document_end"] = (before.document_end, data.document_end)
+        shares = before.held_out_share, data.held_out_share
+        pairs["the share of data.validation"] = shares
         names = ("path", "text", "weight")
     for at, (theirs, ours) in enumerate(sources):
         for name in names:

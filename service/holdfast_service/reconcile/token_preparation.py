@@ -95,15 +95,18 @@ class TokenPreparation:
         waits = tx.job.waiting
         since = waits["since"] if waits and waits["resource"] == WAITS_FOR else tx.now
         bad = [each.path + ": " + text for each in progress for text in each.bad]
+        trained, apart = progress[: len(data.sources)], progress[len(data.sources) :]
         tx.job.spec = {**tx.job.spec, "data": data.model_dump(mode="json")}
         tx.clear_wait(WAITS_FOR)
         tx.emit(
             DataPreparedEvent(
-                sources=len(progress),
-                tokens=sum(each.tokens for each in progress),
-                documents=sum(each.documents for each in progress),
+                sources=len(trained),
+                tokens=sum(each.tokens for each in trained),
+                documents=sum(each.documents for each in trained),
                 vocabulary=data.vocabulary or 0,
                 took_s=tx.now - since,
+                validation_tokens=sum(each.held_out_tokens for each in trained)
+                + sum(each.tokens for each in apart),
                 bad_count=sum(each.bad_count for each in progress),
                 bad=tuple(bad[:_MOST_NAMED]),
             )

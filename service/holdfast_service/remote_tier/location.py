@@ -128,14 +128,14 @@ def source_secret_faults(data: DataSpec, secrets: Path) -> list[SpecFault]:
     """The faults of the named secrets of a job's sources. One whose own form is wrong, or which is
     prepared already, is not looked at."""
     found = []
-    for at, source in enumerate(() if data.prepared else data.sources):
+    for place, source in ({} if data.prepared else data.read_sources).items():
         bucket = source.bucket
         if source.secret is None or bucket is None or uri_fault(bucket) is not None:
             continue
         try:
             credentials_for(bucket, source, secrets)
         except SecretUnusable as error:
-            found.append(SpecFault(path=f"data.sources.{at}.secret", message=str(error)))
+            found.append(SpecFault(path=f"{place}.secret", message=str(error)))
     return found
 
 

@@ -106,8 +106,8 @@ def _places(spec: JobSpec) -> list[_Place]:
         return []
     found = [_Place("data.tokenizer", data.tokenizer, _OF_TOKENIZER)]
     found += [
-        _Place(f"data.sources.{at}.path", source.path, _OF_SOURCE)
-        for at, source in enumerate(data.sources)
+        _Place(f"{place}.path", source.path, _OF_SOURCE)
+        for place, source in data.read_sources.items()
     ]
     return [place for place in found if place.source.startswith("/")]
 

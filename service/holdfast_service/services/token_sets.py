@@ -35,7 +35,7 @@ class TokenSetService:
             raise ClusterUnreachable(str(error)) from error
         data = with_token_sets(spec.data, progress)
         section = None if data is None else data.model_dump(mode="json")
-        return DataPreparationView.of(progress, section)
+        return DataPreparationView.of(progress, len(spec.data.sources), section)
 
     async def samples(self, document: Mapping[str, Any], count: int) -> DataSamplesView:
         """The first samples of a spec with prepared sources, as text. Raises InvalidSpec,

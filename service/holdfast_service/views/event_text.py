@@ -34,7 +34,8 @@ SENTENCES: Mapping[str, str] = {
     "given up[, because {reason}]",
     EventKind.PACKAGES_INSTALLED: "{host} installed the job's packages[ in {took_s} s]",
     EventKind.DATA_PREPARED: "the job's data are {tokens} tokens of {documents} documents"
-    "[, prepared in {took_s} s][; left out: {bad_count}, the first: {bad}]",
+    "[ and {validation_tokens} for validation][, prepared in {took_s} s]"
+    "[; left out: {bad_count}, the first: {bad}]",
     EventKind.SUPERVISOR_STARTED: "the supervisor was started[ (start {times})]",
     EventKind.JOB_AWAY: "nothing of the job ran for {away_s}[: it was {why}]",
     EventKind.PHASE: "the supervisor entered the phase {phase}",

@@ -27,6 +27,7 @@ class SourceProgressView(View):
     tokens: int = Field(description="so far")
     expected_tokens: int | None = Field(description="of the whole source; null: not known yet")
     documents: int = Field(description="so far")
+    held_out_tokens: int = Field(description="beside `tokens`: kept from training, for validation")
     left_s: float | None = Field(description="at the present pace; null: not known yet")
     waits: str = Field(description="what it waits for at present")
     bad_count: int = Field(description="records that are left out")
@@ -41,21 +42,27 @@ class DataPreparationView(View):
     ready: bool = Field(description="every source is ready")
     text: str = Field(description="in a sentence")
     sources: tuple[SourceProgressView, ...]
+    validation: SourceProgressView | None = Field(
+        description="files of their own for validation; null: the spec names none"
+    )
     data: dict[str, Any] | None = Field(
         description="the section `data` with the token sets; null: not all are ready"
     )
 
     @classmethod
     def of(
-        cls, progress: Sequence[SourceProgress], data: dict[str, Any] | None
+        cls, progress: Sequence[SourceProgress], sources: int, data: dict[str, Any] | None
     ) -> DataPreparationView:
+        """`progress`: of that many sources, and of files for validation, if the spec names any."""
         refused = refusals(progress)
-        tokens = sum(each.tokens for each in progress)
+        tokens = sum(each.tokens for each in progress[:sources])
+        views = [SourceProgressView.from_attributes(each) for each in progress]
         return cls(
             done=bool(refused) or data is not None,
             ready=data is not None,
             text=refused or (wait_text(progress) if data is None else _tokens(tokens)),
-            sources=tuple(SourceProgressView.from_attributes(each) for each in progress),
+            sources=tuple(views[:sources]),
+            validation=views[sources] if len(views) > sources else None,
             data=data,
         )
 

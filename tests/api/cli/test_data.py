@@ -66,7 +66,7 @@ def test_it_prints_what_was_prepared_and_what_was_left_out(
     server.cluster.token_sets = (READY,)
     assert run(["data", "prepare", job_file]) == ExitCode.OK
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[1].split() == [PATH, "3", "12", "7,000", "7"]
+    assert printed.out.splitlines()[1].split() == [PATH, "3", "12", "7,000", "0", "7"]
     assert printed.err.splitlines() == [
         *(f"left out: {bad}" for bad in READY.bad[:5]),
         f"left out: 2 more of {PATH}",

@@ -17,6 +17,9 @@ CODE = {"path": "/data/code/**/*.jsonl.zst"}
 TOKENIZER = "/models/qwen/tokenizer.json"
 
 
+HELD_OUT: dict[str, Any] = {"path": "s3://lab/held-out.parquet", "text": "content"}
+
+
 def prepared(
     source: dict[str, Any], vocabulary: int = 1000, tokenizer: str = TOKENIZER
 ) -> dict[str, Any]:
@@ -29,6 +32,16 @@ def prepared(
         "vocabulary": vocabulary,
         "tokens": 10,
     }
+
+
+OF_ITS_OWN: dict[str, Any] = {**HELD_OUT, "prepared": {**prepared(HELD_OUT), "digest": "1" * 32}}
+
+
+def of_share(share: float, held_out: int) -> dict[str, Any]:
+    """The token set of CODE without a share of its documents."""
+    data = DataSpec.model_validate({"sources": [CODE], "validation": {"share": share}})
+    origin = data.origin_of(data.sources[0])
+    return {**prepared(CODE, 256, "bytes"), "origin": origin, "held_out": held_out}
 
 
 def document(**data: Any) -> dict[str, Any]:
@@ -54,6 +67,14 @@ def faults(spec: dict[str, Any]) -> list[tuple[str, str]]:
             "sources": [WEB, CODE],
             "tokenizer": TOKENIZER,
             "prepared": [prepared(WEB), prepared(CODE)],
+        },
+        {"sources": [WEB, CODE], "validation": {"share": 0.01}},
+        {"sources": [WEB, CODE], "validation": {"path": "/data/held-out.parquet", "text": "body"}},
+        {
+            "sources": [WEB],
+            "tokenizer": TOKENIZER,
+            "validation": OF_ITS_OWN,
+            "prepared": [prepared(WEB)],
         },
         {
             "sources": [
@@ -86,6 +107,12 @@ NO_TOKENIZER = (
     "one, which every node can read"
 )
 NO_PATH = ": write an absolute path that every node can read, or s3://bucket/prefix"
+ONE_OF = "name either the files of validation by `path`, or a `share` of the sources"
+WITH_PATH = "{} has an effect with `path` only: remove it, or `share`"
+TRAINED = (
+    "source 0 has the same {}, and would be trained on: name other files, or a `share` of the "
+    "sources"
+)
 PREPARE = "remove `prepared`, and the server prepares the sources"
 
 
@@ -99,6 +126,7 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
                 "document_end": "<|endoftext|>",
                 "bad_records": 0.5,
                 "shuffle_gb": 1,
+                "validation": {"share": 0.1},
                 "prepared": [prepared(WEB)],
             }.items()
         ),
@@ -212,6 +240,48 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
             {"sources": [WEB], "prepared": [{**prepared(WEB, 256, "bytes"), "uri": "sets/a"}]},
             "data.prepared.0.uri",
             "'sets/a' cannot be read: use an absolute path, file:///path or s3://bucket/prefix",
+        ),
+        *(
+            ({"sources": [WEB], "validation": validation}, f"data.validation{path}", message)
+            for validation, path, message in (
+                ({}, "", ONE_OF),
+                ({"path": "/data/a", "share": 0.1}, "", ONE_OF),
+                ({"share": 0.1, "text": "body"}, ".text", WITH_PATH.format("text")),
+                ({"share": 0.1, "secret": "lab"}, ".secret", WITH_PATH.format("secret")),
+                ({"path": "a.parquet"}, ".path", f"'a.parquet' is not an absolute path{NO_PATH}"),
+                ({**WEB, "text": "title"}, ".path", TRAINED.format("path")),
+                (
+                    {"path": "/data/a", "endpoint": "https://s3.example.com"},
+                    ".endpoint",
+                    "endpoint needs a bucket: set path to s3://bucket/prefix, or remove endpoint",
+                ),
+            )
+        ),
+        (
+            {"sources": [CODE], "validation": {"share": 0.1}, "prepared": [of_share(0.1, 0)]},
+            "data.validation.share",
+            "none of the sources' documents is in the share of 0.1: raise it, or name files by "
+            "`path`",
+        ),
+        (
+            {"sources": [CODE], "validation": {"share": 0.2}, "prepared": [of_share(0.1, 5)]},
+            "data.prepared.0",
+            "the token set was made of another source, tokenizer or setting than those of source "
+            f"0: {PREPARE}",
+        ),
+        (
+            {"sources": [WEB], "validation": HELD_OUT, "prepared": [prepared(WEB, 256, "bytes")]},
+            "data.validation.prepared",
+            f"the token sets of sources and validation are made together: {PREPARE}",
+        ),
+        (
+            {
+                "sources": [WEB],
+                "validation": {**HELD_OUT, "prepared": prepared(HELD_OUT, 256, "bytes")},
+                "prepared": [prepared(WEB, 256, "bytes")],
+            },
+            "data.validation.path",
+            TRAINED.format("documents"),
         ),
     ],
 )

@@ -155,6 +155,7 @@ CHANGED: dict[str, Any] = {
     "model": {"dim": 256},
     "data": {"source": "/data"},
     "data.sources": [{"path": "/data"}],
+    "data.validation": {"share": 0.1},
     "data.tokenizer": "/models/a",
     "data.document_end": "<|endoftext|>",
     "data.bad_records": 0.5,

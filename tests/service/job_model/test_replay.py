@@ -65,6 +65,7 @@ def test_a_replay_reads_the_token_sets_of_the_job() -> None:
             "digest": "0123456789abcdef" * 2,
             "vocabulary": 256,
             "tokens": 7,
+            "held_out": 0,
         }
         for at, source in enumerate(data.sources)
     ]

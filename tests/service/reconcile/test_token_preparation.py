@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.support.service.fake_cluster import FakeCluster
@@ -28,7 +29,8 @@ from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
 
 SOURCE = SourceSpec(path="s3://lab/web/*.parquet", text="content")
 DATA = DataSpec(sources=(SOURCE,))
-WITH_SOURCES = {**JOB, "data": {"sources": [{"path": SOURCE.path, "text": SOURCE.text}]}}
+SOURCES: dict[str, Any] = {"sources": [{"path": SOURCE.path, "text": SOURCE.text}]}
+WITH_SOURCES = {**JOB, "data": SOURCES}
 PREPARED = PreparedSpec(
     uri="/store/tokens/1", origin=DATA.origin_of(SOURCE), digest="0" * 32, vocabulary=256, tokens=7
 )
@@ -48,6 +50,43 @@ async def test_a_job_is_started_with_the_token_sets_of_its_sources(
     (request,) = cluster.sources_asked
     assert request.data.sources == (SOURCE,)
     assert request.root == str(settings.data_dir.absolute() / "tokens")
+
+
+async def test_files_of_validation_are_prepared_beside_the_sources(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    apart = {"path": "s3://lab/held-out.parquet"}
+    origin = DATA.origin_of(SourceSpec.model_validate(apart))
+    made = PREPARED.model_copy(update={"origin": origin, "digest": "1" * 32, "tokens": 3})
+    cluster.token_sets = (READY, replace(READY, path=apart["path"], tokens=3, prepared=made))
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit({**WITH_SOURCES, "data": {**SOURCES, "validation": apart}})
+        await until(lambda: job.id in cluster.supervisors)
+    data = cluster.supervisors[job.id].launch.spec.data
+    assert data.prepared == (PREPARED,)
+    assert data.validation is not None
+    assert data.validation.prepared == made
+    assert [request.apart_from for request in cluster.sources_asked] == [(), (SOURCE,)]
+    events = (await jobs.history.events(job.id, limit=1000)).items
+    (event,) = [each for each in events if each.kind == "data.prepared"]
+    assert (event.data["tokens"], event.data["validation_tokens"]) == (READY.tokens, 3)
+
+
+async def test_a_share_without_any_document_ends_the_job_before_it_takes_nodes(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    share = {**SOURCES, "validation": {"share": 0.01}}
+    origin = DataSpec.model_validate(share).origin_of(SOURCE)
+    made = PREPARED.model_copy(update={"origin": origin})
+    cluster.token_sets = (replace(READY, prepared=made),)
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit({**WITH_SOURCES, "data": share})
+        ended = await until_state(jobs, job.id, State.FAILED)
+    assert ended.outcome is not None
+    assert ended.outcome.code == "data_unfit"
+    assert ended.outcome.message.startswith(
+        "data.validation.share: none of the sources' documents is in the share of 0.01"
+    )
 
 
 async def test_a_job_whose_data_is_refused_ends_before_it_takes_nodes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.support.faults.faulty_storage import Bucket, MemoryStorage
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from holdfast_workers.checkpoint.storage import Storage
-from holdfast_workers.data.token_set import TokenSet, read_shard
+from holdfast_workers.data.token_set import ShardFacts, TokenSet, read_shard
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import DataSpec, SourceSpec
 from holdfast_workers.token_sets.plan import PART_BYTES, PreparePlan, plan_parts
@@ -81,12 +81,13 @@ class Preparation:
                 )
         return finish(plan, results, folder)
 
-    def documents(self, made: TokenSet) -> list[str]:
-        """The texts of all shards in order; each must be followed by one document end."""
+    def documents(self, made: TokenSet, shards: Sequence[ShardFacts] | None = None) -> list[str]:
+        """The texts of these shards, or of all that are trained on, in order; each must be followed
+        by one document end."""
         plan, tokenizer = self.plan()
         encoder, folder = Encoder(tokenizer), self.storage.below(plan.key)
         found = []
-        for shard in made.shards:
+        for shard in made.shards if shards is None else shards:
             content = read_shard(folder.read(shard.object_name), shard.object_name)
             begin = 0
             for end in map(int, content.ends):

@@ -43,16 +43,15 @@ def remote_tier_faults(remote: RemoteTierSpec) -> list[SpecFault]:
 def data_location_faults(data: DataSpec) -> Iterator[SpecFault]:
     """The faults of the locations of a job's sources and token sets. That the path of a source is
     absolute, or in a bucket, is in `spec/data_faults.py`."""
-    for at, source in enumerate(data.sources):
-        section = f"data.sources.{at}"
+    for section, source in data.read_sources.items():
         if source.bucket is not None and (problem := uri_fault(source.bucket)):
             message = f"{source.path!r} cannot be read: {problem}"
             yield SpecFault(path=f"{section}.path", message=message)
         yield from _access_faults(section, "path", source.path, source)
-    for at, prepared in enumerate(data.prepared):
+    for place, prepared in data.token_sets.items():
         if problem := uri_fault(prepared.uri):
             message = f"{prepared.uri!r} cannot be read: {problem}"
-            yield SpecFault(path=f"data.prepared.{at}.uri", message=message)
+            yield SpecFault(path=f"{place}.uri", message=message)
 
 
 def _access_faults(

@@ -99,6 +99,12 @@ class TokenSet:
     bad_count: int = 0
     bad: tuple[BadRecord, ...] = ()
     """The first ones that were left out."""
+    held_out: tuple[ShardFacts, ...] = ()
+    """Documents that are kept from training; `tokens`, `documents` and `nbytes` leave them out."""
+
+    @property
+    def all_shards(self) -> tuple[ShardFacts, ...]:
+        return self.shards + self.held_out
 
     @property
     def tokens(self) -> int:
@@ -116,7 +122,10 @@ class TokenSet:
     def digest(self) -> str:
         """Of the tokens alone: equal for equal documents, wherever their files were."""
         tokens = f"{FORMAT}/{self.tokenizer.digest}/{self.tokenizer.document_end}"
-        return shard_digest("/".join([tokens, *(s.digest for s in self.shards)]).encode())
+        parts = [tokens, *(s.digest for s in self.shards)]
+        if self.held_out:
+            parts += ["", *(s.digest for s in self.held_out)]
+        return shard_digest("/".join(parts).encode())
 
     def encode(self) -> bytes:
         """The manifest as JSON, with its own digest."""
@@ -148,6 +157,7 @@ class TokenSet:
                 "tokenizer": TokenizerFacts(**document["tokenizer"]),
                 "shards": tuple(ShardFacts(**shard) for shard in document["shards"]),
                 "bad": tuple(BadRecord(**record) for record in document["bad"]),
+                "held_out": tuple(ShardFacts(**shard) for shard in document.get("held_out", ())),
             }
         )
 

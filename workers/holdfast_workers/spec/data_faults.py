@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast_workers.spec.spec_fault import SpecFault
-from holdfast_workers.spec.train import BYTES, DataSpec, SourceSpec
+from holdfast_workers.spec.train import BYTES, DataSpec, SourceSpec, ValidationSpec
 from holdfast_workers.spec.training import TrainingSpec
 
-OF_SOURCES = ("tokenizer", "document_end", "bad_records", "shuffle_gb", "prepared")
+OF_SOURCES = (
+    "tokenizer",
+    "document_end",
+    "bad_records",
+    "shuffle_gb",
+    "validation",
+    "prepared",
+)
 """Fields of `data` that have an effect on `sources` only."""
 _SOURCES = "data.sources"
 
@@ -29,9 +36,10 @@ def data_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
         message = "a job reads either `source` or `sources`: remove one of them"
         yield SpecFault(path="data.source", message=message, beside=(_SOURCES,))
     yield from _tokenizer_faults(data)
-    for at, source in enumerate(data.sources):
-        yield from _source_faults(f"{_SOURCES}.{at}", source)
+    for path, source in data.read_sources.items():
+        yield from _source_faults(path, source)
     yield from _mixture_faults(data.sources)
+    yield from _validation_faults(data)
     yield from _prepared_faults(data)
 
 
@@ -108,20 +116,63 @@ def _mixture_faults(sources: tuple[SourceSpec, ...]) -> Iterator[SpecFault]:
             yield SpecFault(path=f"{_SOURCES}.{at}.path", message=message)
 
 
+def _validation_faults(data: DataSpec) -> Iterator[SpecFault]:
+    validation, path = data.validation, "data.validation"
+    if validation is None:
+        return
+    if (validation.path is None) == (validation.share is None):
+        message = "name either the files of validation by `path`, or a `share` of the sources"
+        yield SpecFault(path=path, message=message)
+    elif validation.share is not None:
+        defaults = ValidationSpec.model_fields
+        for name in ("text", "endpoint", "region", "secret", "prepared"):
+            if getattr(validation, name) != defaults[name].default:
+                message = f"{name} has an effect with `path` only: remove it, or `share`"
+                yield SpecFault(path=f"{path}.{name}", message=message)
+        if data.prepared and not any(each.held_out for each in data.prepared):
+            message = (
+                f"none of the sources' documents is in the share of {validation.share:g}: raise "
+                "it, or name files by `path`"
+            )
+            yield SpecFault(path=f"{path}.share", message=message, beside=("data.prepared",))
+    for at, source in enumerate(data.sources):
+        same = (source.path, source.endpoint) == (validation.path, validation.endpoint)
+        trained = validation.prepared is not None and validation.prepared.digest in {
+            each.digest for each in data.prepared[at : at + 1]
+        }
+        if same or trained:
+            message = (
+                f"source {at} has the same {'path' if same else 'documents'}, and would be trained "
+                "on: name other files, or a `share` of the sources"
+            )
+            yield SpecFault(path=f"{path}.path", message=message, beside=(f"{_SOURCES}.{at}",))
+
+
 def _prepared_faults(data: DataSpec) -> Iterator[SpecFault]:
     sets, path = data.prepared, "data.prepared"
     remedy = "remove `prepared`, and the server prepares the sources"
+    validation = data.validation
+    if validation and validation.path and bool(sets) != bool(validation.prepared):
+        message = f"the token sets of sources and validation are made together: {remedy}"
+        yield SpecFault(path="data.validation.prepared", message=message, beside=(path,))
     if sets and len(sets) != len(data.sources):
         message = f"its length is {len(sets)}, and that of sources {len(data.sources)}: {remedy}"
         yield SpecFault(path=path, message=message, beside=(_SOURCES,))
-    for at, (source, each) in enumerate(zip(data.sources, sets, strict=False)):
+    made = [
+        (f"source {at}", f"{path}.{at}", _SOURCES, source, each)
+        for at, (source, each) in enumerate(zip(data.sources, sets, strict=False))
+    ]
+    if validation and validation.source and validation.prepared:
+        pair = validation.source, validation.prepared
+        made.append(("validation", "data.validation.prepared", "data.validation.path", *pair))
+    for what, place, beside, source, each in made:
         if each.origin != data.origin_of(source):
             message = (
                 f"the token set was made of another source, tokenizer or setting than those of "
-                f"source {at}: {remedy}"
+                f"{what}: {remedy}"
             )
-            yield SpecFault(path=f"{path}.{at}", message=message, beside=(_SOURCES,))
-    sizes = sorted({each.vocabulary for each in sets})
+            yield SpecFault(path=place, message=message, beside=(beside,))
+    sizes = sorted({each.vocabulary for each in data.token_sets.values()})
     if len(sizes) > 1:
         message = (
             f"its token sets are of vocabularies of {' and '.join(map(str, sizes))} tokens, and a "

@@ -22,6 +22,7 @@ BYTES = "bytes"
 BYTE_VOCABULARY = 256
 MOST_SOURCES = 64
 MOST_SHUFFLED_GB = 1e6
+MOST_HELD_OUT = 0.5
 
 
 class SourceSpec(Section):
@@ -70,6 +71,42 @@ class PreparedSpec(Section):
     )
     vocabulary: Positive
     tokens: Positive
+    held_out: NonNegative = Field(
+        default=0, description="Tokens that `validation.share` keeps from training."
+    )
+
+
+class ValidationSpec(Section):
+    """Documents that no step is trained on: files of their own, or a share of the sources."""
+
+    path: Reference | None = Field(
+        default=None, description="Files of their own, named as those of a source."
+    )
+    text: Reference = Field(default="text", description="As of a source.")
+    endpoint: Endpoint = None
+    region: Region = None
+    secret: Reference | None = Field(default=None, description="As of a source.")
+    share: Annotated[float, Field(gt=0, le=MOST_HELD_OUT)] | None = Field(
+        default=None,
+        description="In place of `path`: the share of the sources' documents that is kept. A "
+        "document is chosen by its tokens, so all documents that are equal are kept, or none.",
+    )
+    prepared: PreparedSpec | None = Field(
+        default=None, description="The token set of `path`, which the server sets."
+    )
+
+    @property
+    def source(self) -> SourceSpec | None:
+        """The files of their own; None: a share of the sources."""
+        if self.path is None:
+            return None
+        return SourceSpec(
+            path=self.path,
+            text=self.text,
+            endpoint=self.endpoint,
+            region=self.region,
+            secret=self.secret,
+        )
 
 
 class DataSpec(Section):
@@ -103,6 +140,11 @@ class DataSpec(Section):
         description="Tokens among which samples are shuffled, in units of 10^9 bytes: a node reads "
         "so many before it comes to others.",
     )
+    validation: ValidationSpec | None = Field(
+        default=None,
+        description="Documents that are turned into tokens with those of the sources, and are "
+        "kept from training.",
+    )
     prepared: Annotated[tuple[PreparedSpec, ...], Field(max_length=MOST_SOURCES)] = Field(
         default=(),
         description="The token set of each source, which the server sets: a replay reads the same "
@@ -111,8 +153,31 @@ class DataSpec(Section):
 
     def origin_of(self, source: SourceSpec) -> str:
         """Digest of all that a source's tokens depend on, but for the content of its files."""
-        parts = (source.path, source.text, source.endpoint, self.tokenizer, self.document_end)
+        parts = [source.path, source.text, source.endpoint, self.tokenizer, self.document_end]
+        if self.held_out_share:
+            parts.append(str(self.held_out_share))
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    @property
+    def held_out_share(self) -> float:
+        """Share of the sources' documents that is kept from training."""
+        return (self.validation.share if self.validation else None) or 0.0
+
+    @property
+    def read_sources(self) -> dict[str, SourceSpec]:
+        """All sources whose files are read, by their place in the spec."""
+        found = {f"data.sources.{at}": source for at, source in enumerate(self.sources)}
+        if self.validation is not None and (source := self.validation.source) is not None:
+            found["data.validation"] = source
+        return found
+
+    @property
+    def token_sets(self) -> dict[str, PreparedSpec]:
+        """The token sets of all sources, by their place in the spec; {} before they are made."""
+        found = {f"data.prepared.{at}": each for at, each in enumerate(self.prepared)}
+        if self.validation is not None and self.validation.prepared is not None:
+            found["data.validation.prepared"] = self.validation.prepared
+        return found
 
     @property
     def vocabulary(self) -> int | None:

@@ -21,6 +21,8 @@ class PartResult:
     bad: tuple[BadRecord, ...]
     """The first ones."""
     source_bytes: int
+    held_out: tuple[ShardFacts, ...] = ()
+    """Shards of the documents that are kept from training."""
 
     def encode(self, key: str) -> bytes:
         """As JSON with its own digest; `key`: that of the plan."""
@@ -43,7 +45,8 @@ class PartResult:
     def _of(cls, result: dict[str, Any]) -> PartResult:
         shards = tuple(ShardFacts(**shard) for shard in result["shards"])
         bad = tuple(BadRecord(**record) for record in result["bad"])
-        return cls(**{**result, "shards": shards, "bad": bad})
+        held_out = tuple(ShardFacts(**shard) for shard in result.get("held_out", ()))
+        return cls(**{**result, "shards": shards, "bad": bad, "held_out": held_out})
 
 
 def object_name(index: int) -> str:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
+from typing import Any
 
 from holdfast_workers.data.token_set import FORMAT, TokenizerFacts, shard_digest
 from holdfast_workers.spec.train import DataSpec, SourceSpec
@@ -69,6 +70,8 @@ class PreparePlan:
     files: int
     source_bytes: int
     parts: tuple[Part, ...]
+    held_out_share: float = 0.0
+    """Share of the documents that is kept from training."""
 
     @property
     def text(self) -> str:
@@ -104,6 +107,7 @@ def plan_parts(
         files=len(files),
         source_bytes=sum(file.nbytes for file in files),
         parts=parts,
+        held_out_share=data.held_out_share,
     )
 
 
@@ -153,7 +157,7 @@ def _key(
     data: DataSpec,
     part_bytes: int,
 ) -> str:
-    origin = {
+    origin: dict[str, Any] = {
         "format": FORMAT,
         "tokenizer": {**asdict(tokenizer), "name": ""},
         "text": source.text,
@@ -161,4 +165,6 @@ def _key(
         "shard_bytes": SHARD_BYTES,
         "files": [asdict(file) for file in files],
     }
+    if data.held_out_share:
+        origin["held_out_share"] = data.held_out_share
     return shard_digest(json.dumps(origin, sort_keys=True).encode())

@@ -4,7 +4,8 @@ A part may be made repeatedly, by several processes at once, and its maker may d
 its shards are named by their content, and its record is written after them. A set without a
 manifest does not exist; the manifest is written after all parts.
 
-Memory of `make_part`, beside the libraries themselves: four times a shard (32 MB) or the longest
+Memory of `make_part`, beside the libraries themselves: four times a shard (32 MB; twice that if a
+share of the documents is held out) or the longest
 document's tokens, 100 to 200 times 1 MB of text or the longest document (16 MB at most) while it is
 encoded, one batch of a file's records, and for a bucket the parts that its options keep in flight.
 A document of 16 MB took 2.0 GB with 2.6 bytes to a token, and 3.1 GB with 1.1. Disk: one object of
@@ -16,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import xxhash
+
 from holdfast_workers.checkpoint.storage import (
     ObjectExists,
     ObjectMissing,
@@ -23,7 +26,7 @@ from holdfast_workers.checkpoint.storage import (
     joined,
     write_small,
 )
-from holdfast_workers.data.token_set import MANIFEST, BadRecord, BadTokenSet, TokenSet
+from holdfast_workers.data.token_set import MANIFEST, BadRecord, BadTokenSet, Tokens, TokenSet
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import BYTES
 from holdfast_workers.token_sets.documents import RecordBatch, Unusable
@@ -37,6 +40,8 @@ from holdfast_workers.token_sets.tokenizer_file import Encoder, TokenizerFile
 
 MOST_NAMED = 20
 """Unusable records that are named, of a part and of a set."""
+_DIGESTS = 1 << 64
+"""Number of the possible digests of a document."""
 HOPELESS_RECORDS = 1000
 """A file is refused if so many of its first records are all unusable."""
 
@@ -79,7 +84,8 @@ def finished_parts(plan: PreparePlan, set_storage: Storage) -> dict[int, PartRes
             result = PartResult.decode(set_storage.read(object_name(part.index)), plan.key)
         except (BadTokenSet, ObjectMissing):
             continue
-        complete = all(objects.get(shard.object_name) == shard.nbytes for shard in result.shards)
+        shards = result.shards + result.held_out
+        complete = all(objects.get(shard.object_name) == shard.nbytes for shard in shards)
         if complete and result.index == part.index:
             found[part.index] = result
     return found
@@ -102,6 +108,7 @@ def finish(plan: PreparePlan, results: Mapping[int, PartResult], set_storage: St
         source_bytes=plan.source_bytes,
         bad_count=sum(result.bad_count for result in in_order),
         bad=tuple(record for result in in_order for record in result.bad)[:MOST_NAMED],
+        held_out=tuple(shard for result in in_order for shard in result.held_out),
     )
     check_share(made, plan.bad_records)
     try:
@@ -123,7 +130,7 @@ def ready_set(set_storage: Storage) -> TokenSet | None:
         complete = False
     else:
         objects = set_storage.objects()
-        complete = all(objects.get(shard.object_name) == shard.nbytes for shard in made.shards)
+        complete = all(objects.get(shard.object_name) == shard.nbytes for shard in made.all_shards)
     if complete:
         return made
     set_storage.delete(MANIFEST)
@@ -145,7 +152,8 @@ def read_set(set_storage: Storage, digest: str | None) -> TokenSet:
 def check_share(made: TokenSet, share: float) -> None:
     """Raises DataRefused, whose caller names the source, if more than this share of the set's
     records was unusable, or all."""
-    records = made.documents + made.bad_count
+    held_out = sum(shard.documents for shard in made.held_out)
+    records = made.documents + held_out + made.bad_count
     first = "; ".join(f"{each.file}, row {each.row:,}: {each.why}" for each in made.bad[:3])
     if made.bad_count > share * records:
         are = "is" if made.bad_count == 1 else "are"
@@ -153,6 +161,11 @@ def check_share(made: TokenSet, share: float) -> None:
             f"{made.bad_count:,} of {records:,} record{'' if records == 1 else 's'} {are} "
             f"unusable, more than the share data.bad_records = {share:g}; the first: {first}. "
             "Correct the files, or `text` of the source, or raise data.bad_records"
+        )
+    if not made.documents and held_out:
+        raise DataRefused(
+            "data.validation.share keeps all of its documents from training: lower it, or name "
+            "the files of validation by data.validation.path"
         )
     if not made.documents:
         raise DataRefused("it has no document: check its files")
@@ -179,6 +192,8 @@ class _PartMaker:
         end = self._encoder.decode([self._end])
         self._ended_inside = f"its text contains the document end {end!r}: remove it from the text"
         self._shards = ShardWriter(set_storage, plan.tokenizer, SHARD_BYTES)
+        self._held_out = ShardWriter(set_storage, plan.tokenizer, SHARD_BYTES)
+        self._held_out_below = int(plan.held_out_share * _DIGESTS)
         self._records = 0
         self._bad_count = 0
         self._bad: list[BadRecord] = []
@@ -194,9 +209,14 @@ class _PartMaker:
         self._access.check_unchanged(piece.file)
 
     def result(self, part: Part) -> PartResult:
-        shards = self._shards.close()
         return PartResult(
-            part.index, shards, self._records, self._bad_count, tuple(self._bad), part.nbytes
+            part.index,
+            self._shards.close(),
+            self._records,
+            self._bad_count,
+            tuple(self._bad),
+            part.nbytes,
+            self._held_out.close(),
         )
 
     def _take(self, piece: Piece) -> Iterator[int]:
@@ -226,7 +246,12 @@ class _PartMaker:
             elif not self._nul_ends and bool((ids == self._end).any()):
                 yield Unusable(document.row, self._ended_inside)
             else:
-                self._shards.add(ids)
+                (self._held_out if self._is_held_out(ids) else self._shards).add(ids)
+
+    def _is_held_out(self, ids: Tokens) -> bool:
+        """By its tokens alone: so equal documents go together, whatever part has them."""
+        below = self._held_out_below
+        return bool(below) and xxhash.xxh3_64_intdigest(ids.tobytes()) < below
 
     def _name(self, reader: PieceRecords, piece: Piece, lost: list[Unusable]) -> None:
         self._bad_count += len(lost)

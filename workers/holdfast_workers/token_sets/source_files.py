@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path, PurePosixPath
@@ -63,6 +63,31 @@ def list_source(source: SourceSpec, options: StorageOptions) -> tuple[SourceFile
     for file in listed:
         _check_name(file.name)
     return tuple(listed)
+
+
+def refuse_shared_files(
+    files: Sequence[SourceFile],
+    source: SourceSpec,
+    others: Iterable[SourceSpec],
+    options: StorageOptions,
+) -> None:
+    """Raises DataRefused if a file of the source is one of another source too, and errors of the
+    storage. `options`: of the source's bucket."""
+    own = {_identity(file.name) for file in files}
+    for other in others:
+        if (other.bucket, other.endpoint) != (source.bucket, source.endpoint):
+            continue
+        for file in list_source(other, options):
+            if _identity(file.name) in own:
+                raise DataRefused(
+                    f"{file.name} is in the source {other.path} too, and would be trained on: move "
+                    "it elsewhere, or name the files of that source by a glob without it"
+                )
+
+
+def _identity(name: str) -> str:
+    """Equal for two names of one file."""
+    return name if name.startswith(SCHEME) else os.path.realpath(name)
 
 
 def split_uri(uri: str) -> tuple[str, str]:

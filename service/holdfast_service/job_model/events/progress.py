@@ -120,6 +120,8 @@ class DataPreparedEvent(JobEvent):
     vocabulary: int
     took_s: float
     """Seconds for which the job waited for them."""
+    validation_tokens: int = 0
+    """Tokens that are kept for validation, beside `tokens`."""
     bad_count: int = 0
     """Records that were left out."""
     bad: tuple[str, ...] = ()
