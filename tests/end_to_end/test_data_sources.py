@@ -38,7 +38,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(corpus: Path, name: str) -> dict[str, Any]:
     """The example, smaller."""
     document = yaml.safe_load(EXAMPLE.read_text().replace("/tmp/holdfast-data", str(corpus)))
-    data = {**document["data"], "bad_records": 0.1, "shuffle_gb": 0.00001}
+    smaller = {"bad_records": 0.1, "shuffle_gb": 0.00001, "validation": {"share": 0.1}}
+    data = {**document["data"], **smaller}
     train = {**spec()["train"], "steps": STEPS}
     return spec(name=name, data=data, train=train, **ONE_NODE)
 
@@ -88,4 +89,6 @@ def test_two_jobs_share_their_tokens_faults_change_no_bit_and_a_wrong_column_is_
     assert all(each["vocabulary"] <= 4096 and each["tokens"] > 1000 for each in prepared[0])
     (event,) = [e for e in client.events(first.id, limit=1000).items if e.kind == "data.prepared"]
     assert event.data["bad_count"] == 1
+    held_out = sum(each["held_out"] for each in prepared[0])
+    assert event.data["validation_tokens"] == held_out > 100
     assert "z.jsonl.zst, row 2: " in event.data["bad"][0]
