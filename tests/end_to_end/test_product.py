@@ -284,6 +284,8 @@ def test_the_commands_of_the_pages_work(product: Product) -> None:
     output = run_blocks(product, (*marked("tutorial.md"), marked("bring.md")[1]))
     assert "points classified correctly" in output
     assert "accuracy  now" in output
+    assert "tokens of /tmp/holdfast-data/docs/*.parquet" in output
+    assert "40 of 40 steps" in output
 
 
 @pytest.mark.story("script")
