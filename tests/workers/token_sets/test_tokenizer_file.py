@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.data.preparation import END, SAMPLE
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
@@ -121,7 +121,9 @@ def test_a_tokenizer_that_leaves_text_out_silently_is_refused(tmp_path: Path, re
         [ids] = Encoder(read_tokenizer(data)).encode(["w世r"])
         assert len(ids) == (3 if rescue == "unknown" else 5)
         return
-    with pytest.raises(DataRefused, match=r"makes no token of 'ö': .* give it an unknown token"):
+    with pytest.raises(
+        DataRefused, match=r"has no tokens for all of 'ö': .* give it an unknown token"
+    ):
         read_tokenizer(data)
 
 
@@ -235,3 +237,22 @@ def test_an_id_beyond_the_vocabulary_is_refused(tokenizer_file: Path) -> None:
     encoder = Encoder(TokenizerFile(tokenizer.facts, tokenizer.content))
     with pytest.raises(DataRefused, match="its vocabulary has 20"):
         list(encoder.encode(SAMPLE))
+
+
+@pytest.mark.parametrize("lacking", ["Ġ", "Ċ", "7", "]", "q", "ħ", "¿", "ä", "ð"])
+def test_a_tokenizer_that_lacks_a_single_byte_is_refused(tmp_path: Path, lacking: str) -> None:
+    """It would leave the byte out, and keep the rest of the character. In the alphabet of
+    ByteLevel, these are a space, a newline, three signs of ASCII, and parts of others."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    assert lacking in alphabet
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    known = [sign for sign in alphabet if sign != lacking]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=[END], initial_alphabet=known, show_progress=False
+    )
+    tokenizer.train_from_iterator(["ab"], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataRefused, match=r"has no tokens for all of .* leave such text out"):
+        read_tokenizer(DataSpec(tokenizer=str(tmp_path), document_end=END))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,9 @@ _BATCH_BYTES = 1 << 20
 """Text that is encoded at once; the encoding takes 100 to 200 times as much memory."""
 _BYTES_END = 0
 _RARE = "ö世✓🙂"
-"""Text that a tokenizer is tried with."""
+_SPACES = "\n\t "
+_REPLACEMENT = "\ufffd"
+"""What a decoder writes for bytes that are no character."""
 
 
 @dataclass(frozen=True)
@@ -213,16 +217,33 @@ def _broken_tokenizer(what: str) -> Iterator[None]:
 
 
 def _refuse_silent_loss(path: Path, tokenizer: Any) -> None:
-    """Without an unknown token and bytes for all text, the library leaves text out silently."""
-    for sign in _RARE:
-        with _broken_tokenizer(f"{path}: it cannot encode {sign!r}"):
+    """Without an unknown token and bytes for all text, the library leaves text out silently: a
+    whole character, or some of its bytes."""
+    for sign in (*_RARE, *_signs_of_bytes(), *(f"a{space}b" for space in _SPACES)):
+        with _broken_tokenizer(f"{path}: it cannot encode and decode {sign!r}"):
             ids = tokenizer.encode(sign, add_special_tokens=False).ids
-        if not ids:
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+        if not ids or _REPLACEMENT in text or (len(sign) > 1 and text == "ab"):
             raise DataRefused(
-                f"{path} makes no token of {sign!r}: it would leave such text out silently: give "
-                "it an unknown token, or train it with byte_fallback, or with all bytes "
+                f"{path} has no tokens for all of {sign!r}: it would leave such text out silently: "
+                "give it an unknown token, or train it with byte_fallback, or with all bytes "
                 "(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())"
             )
+
+
+@cache
+def _signs_of_bytes() -> tuple[str, ...]:
+    """Characters that together have each byte of UTF-8 that letters, numbers and signs have, of
+    which no tokenizer's normalizer makes others or none."""
+    left, found = set(range(256)), []
+    for code in range(0x21, 0x30000):
+        sign = chr(code)
+        if unicodedata.category(sign)[0] not in "LNPS":
+            continue
+        if left & set(sign.encode()) and unicodedata.normalize("NFKC", sign) == sign:
+            left -= set(sign.encode())
+            found.append(sign)
+    return tuple(found)
 
 
 def _end_in_config(path: Path) -> str:
