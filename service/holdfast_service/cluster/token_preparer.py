@@ -87,7 +87,7 @@ class TokenPreparer:
             if work is None or work.is_stale:
                 work = self._works[request.name] = _SourceWork(request, credentials, self._slots)
                 self._threads.submit(work.run)
-        return codec.encode(work.progress())
+        return codec.encode(work.progress(request.sequence_length))
 
     def _give_up_unasked(self) -> None:
         while True:
@@ -127,15 +127,21 @@ class _SourceWork:
         self._news_at = self.asked_at = time.monotonic()
         self._began, self._had_bytes = time.monotonic(), 0
         self._deaths: Counter[int] = Counter()
+        self._made: TokenSet | None = None
         self.abandoned = False
 
     @property
     def is_stale(self) -> bool:
         return self._progress.is_over and time.monotonic() - self.asked_at > FRESH_S
 
-    def progress(self) -> SourceProgress:
+    def progress(self, sequence_length: int) -> SourceProgress:
+        """`sequence_length`: for which the samples of the token set are counted."""
         now = self.asked_at = time.monotonic()
         found, silent_s = self._progress, now - self._news_at
+        if found.prepared is not None and self._made is not None:
+            samples = self._made.samples(sequence_length)
+            counted = {"sequence_length": sequence_length, "samples": samples}
+            return replace(found, prepared=found.prepared.model_copy(update=counted))
         if found.is_over or found.waits or silent_s < SILENT_S:
             return found
         doing = "listed" if found.phase is PreparePhase.LISTING else "read"
@@ -278,6 +284,7 @@ class _SourceWork:
         )
 
     def _finish(self, made: TokenSet, uri: str) -> None:
+        self._made = made
         self._note(
             phase=PreparePhase.READY,
             waits="",

@@ -17,7 +17,14 @@ from pathlib import Path
 from holdfast_service.wording import duration, plural
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.checkpoint.storage import joined
-from holdfast_workers.spec import DataSpec, PreparedSpec, RemoteTierSpec, SourceSpec, SpecFault
+from holdfast_workers.spec import (
+    DataSpec,
+    PreparedSpec,
+    RemoteTierSpec,
+    SourceSpec,
+    SpecFault,
+    TrainingSpec,
+)
 
 _SET_NAME = re.compile(r"[0-9a-f]{32}")
 TOKENS = "tokens"
@@ -36,6 +43,8 @@ class SourceRequest:
     """How the storage of the token sets is reached."""
     root: str
     """URI below which the token sets are."""
+    sequence_length: int
+    """For which the samples of the token set are counted."""
     refuse_local: bool = False
     """Whether a source at an endpoint on the node itself is refused."""
 
@@ -126,14 +135,18 @@ def place_faults(data: DataSpec, root: str) -> list[SpecFault]:
     ]
 
 
-def requests_of(
-    data: DataSpec, remote: RemoteTierSpec, root: str, *, refuse_local: bool
-) -> list[SourceRequest]:
-    """A request for each source. `remote`: of the resolved spec; `root`: see `root_of`."""
-    alone = data.model_copy(update={"prepared": ()})
+def requests_of(spec: TrainingSpec, root: str, *, refuse_local: bool) -> list[SourceRequest]:
+    """A request for each source of a resolved spec. `root`: see `root_of`."""
+    alone = spec.data.model_copy(update={"prepared": ()})
     return [
-        SourceRequest(alone.model_copy(update={"sources": (source,)}), remote, root, refuse_local)
-        for source in data.sources
+        SourceRequest(
+            alone.model_copy(update={"sources": (source,)}),
+            spec.checkpoint.remote,
+            root,
+            spec.model.sequence_length,
+            refuse_local,
+        )
+        for source in spec.data.sources
     ]
 
 

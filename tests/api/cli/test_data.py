@@ -25,6 +25,8 @@ PREPARED = PreparedSpec(
     digest="0" * 32,
     vocabulary=256,
     tokens=7_000,
+    sequence_length=256,
+    samples=28,
 )
 READY = SourceProgress(
     PATH,
@@ -72,6 +74,29 @@ def test_it_prints_what_was_prepared_and_what_was_left_out(
         f"left out: 2 more of {PATH}",
         "ready: 7,000 tokens",
     ]
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        ("train.epochs=20", "epochs 20 comes to 35 steps"),
+        ("train.tokens=1e6", "tokens 1,000,000 comes to 245 steps"),
+    ],
+)
+def test_it_says_how_many_steps_tokens_or_epochs_come_to(
+    server: LiveServer,
+    job_file: str,
+    amount: str,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = json.loads(Path(job_file).read_text())
+    Path(job_file).write_text(json.dumps({**document, "train": {}}))
+    server.cluster.token_sets = (at_home(server),)
+    assert run(["data", "prepare", job_file, "--set", amount]) == ExitCode.OK
+    assert capsys.readouterr().err.splitlines()[-1] == f"ready: 7,000 tokens; {text}"
+    assert run(["data", "show", job_file, "--set", amount, "--json"]) == ExitCode.OK
+    assert capsys.readouterr().err.splitlines()[-1] == f"ready: 7,000 tokens; {text}"
 
 
 def test_it_shows_how_far_it_is_and_ends_with_a_refusal(

@@ -30,9 +30,15 @@ SOURCE = SourceSpec(path="s3://lab/web/*.parquet", text="content")
 DATA = DataSpec(sources=(SOURCE,))
 WITH_SOURCES = {**JOB, "data": {"sources": [{"path": SOURCE.path, "text": SOURCE.text}]}}
 PREPARED = PreparedSpec(
-    uri="/store/tokens/1", origin=DATA.origin_of(SOURCE), digest="0" * 32, vocabulary=256, tokens=7
+    uri="/store/tokens/1",
+    origin=DATA.origin_of(SOURCE),
+    digest="0" * 32,
+    vocabulary=256,
+    tokens=70_000,
+    sequence_length=256,
+    samples=275,
 )
-READY = SourceProgress(SOURCE.path, PreparePhase.READY, 1, 9, 9, tokens=7, prepared=PREPARED)
+READY = SourceProgress(SOURCE.path, PreparePhase.READY, 1, 9, 9, tokens=70_000, prepared=PREPARED)
 
 
 async def test_a_job_is_started_with_the_token_sets_of_its_sources(
@@ -78,6 +84,41 @@ async def test_a_job_whose_mesh_does_not_fit_the_vocabulary_ends_before_it_takes
     assert ended.outcome.message == (
         "parallel.vocabulary_parallel: the vocabulary of 257 is not divisible by tp 2: use another "
         "tp, or remove vocabulary_parallel"
+    )
+    assert job.id not in cluster.starts
+
+
+async def test_the_steps_of_epochs_are_known_from_the_preparation_on(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    root = settings.data_dir.absolute() / "tokens"
+    prepared = PREPARED.model_copy(update={"uri": f"{root}/{'1' * 32}"})
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit({**WITH_SOURCES, "train": {"epochs": 2.5}})
+        await until_waits(jobs, job.id, "data")
+        waiting = await jobs.get(job.id)
+        assert (waiting.progress.steps, waiting.spec["train"]["steps"]) == (None, None)
+        cluster.token_sets = (replace(READY, prepared=prepared),)
+        await until(lambda: job.id in cluster.supervisors)
+    launched = cluster.supervisors[job.id].launch.spec
+    assert (launched.train.epochs, launched.train.steps) == (2.5, 43)  # 687.5 samples
+    known = await jobs.get(job.id)
+    assert known.progress.steps == 43
+    again, _ = await jobs.submit({**known.spec, "name": "again"})
+    assert again.progress.steps == 43
+
+
+async def test_a_job_whose_epochs_are_shorter_than_its_warm_up_ends_before_it_takes_nodes(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.token_sets = (READY,)
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit({**WITH_SOURCES, "train": {"epochs": 1}})
+        ended = await until_state(jobs, job.id, State.FAILED)
+    assert ended.outcome is not None
+    assert (ended.outcome.code, ended.outcome.message) == (
+        "data_unfit",
+        "train.schedule.warmup_steps: warmup_steps 20 exceeds steps 18",
     )
     assert job.id not in cluster.starts
 
