@@ -44,6 +44,7 @@ from holdfast_workers.spec import PreparedSpec
 from holdfast_workers.token_sets.part_results import PartResult
 from holdfast_workers.token_sets.plan import Part, PreparePlan
 from holdfast_workers.token_sets.prepare import check_share, finish, finished_parts, ready_set
+from holdfast_workers.token_sets.tokenizer_file import TokenizerFile
 
 AT_ONCE = 8
 """Sources that are worked on; others wait for them."""
@@ -134,11 +135,11 @@ class _SourceWork:
     def is_stale(self) -> bool:
         return self._progress.is_over and time.monotonic() - self.asked_at > FRESH_S
 
-    def progress(self, sequence_length: int) -> SourceProgress:
+    def progress(self, sequence_length: int | None) -> SourceProgress:
         """`sequence_length`: for which the samples of the token set are counted."""
         now = self.asked_at = time.monotonic()
         found, silent_s = self._progress, now - self._news_at
-        if found.prepared is not None and self._made is not None:
+        if found.prepared and self._made and sequence_length:
             samples = self._made.samples(sequence_length)
             counted = {"sequence_length": sequence_length, "samples": samples}
             return replace(found, prepared=found.prepared.model_copy(update=counted))
@@ -171,7 +172,7 @@ class _SourceWork:
         self._note(phase=PreparePhase.REFUSED, error=why, waits="")
 
     def _prepare(self) -> None:
-        shared, (plan, _) = self._plan()
+        shared, (plan, tokenizer) = self._plan()
         uri = joined(self._request.root, plan.key)
         storage = open_storage(uri, self._store)
         self._note(files=plan.files, total_bytes=plan.source_bytes)
@@ -179,9 +180,9 @@ class _SourceWork:
         if made is None:
             made = finish(plan, self._make_parts(plan, shared, storage, uri), storage)
         check_share(made, self._request.data.bad_records)
-        self._finish(made, uri)
+        self._finish(made, uri, tokenizer)
 
-    def _plan(self) -> tuple[Any, tuple[PreparePlan, Any]]:
+    def _plan(self) -> tuple[Any, tuple[PreparePlan, TokenizerFile]]:
         """A reference to the end of the task that planned it, and its result."""
         while True:
             node = self._take_node()
@@ -283,7 +284,7 @@ class _SourceWork:
             bad_count=sum(part.bad_count for part in made.values()),
         )
 
-    def _finish(self, made: TokenSet, uri: str) -> None:
+    def _finish(self, made: TokenSet, uri: str, tokenizer: TokenizerFile) -> None:
         self._made = made
         self._note(
             phase=PreparePhase.READY,
@@ -300,7 +301,10 @@ class _SourceWork:
                 digest=made.digest,
                 vocabulary=made.tokenizer.vocabulary,
                 tokens=made.tokens,
+                tokenizer=made.tokenizer.digest,
+                document_end=made.tokenizer.document_end,
             ),
+            special_tokens=tokenizer.special_tokens,
         )
 
     def _note(self, **changes: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from holdfast_workers.spec import (
     RemoteTierSpec,
     SourceSpec,
     SpecFault,
+    SpecialTokenSpec,
     TrainingSpec,
 )
 
@@ -43,10 +44,10 @@ class SourceRequest:
     """How the storage of the token sets is reached."""
     root: str
     """URI below which the token sets are."""
-    sequence_length: int
-    """For which the samples of the token set are counted."""
     refuse_local: bool = False
     """Whether a source at an endpoint on the node itself is refused."""
+    sequence_length: int | None = None
+    """For which the samples of the token set are counted."""
 
     @property
     def source(self) -> SourceSpec:
@@ -93,6 +94,8 @@ class SourceProgress:
     """Why it is refused."""
     prepared: PreparedSpec | None = None
     """The token set, once it is there."""
+    special_tokens: dict[str, SpecialTokenSpec] = field(default_factory=dict)
+    """Of its tokenizer, by role."""
 
     @property
     def is_over(self) -> bool:
@@ -137,14 +140,14 @@ def place_faults(data: DataSpec, root: str) -> list[SpecFault]:
 
 def requests_of(spec: TrainingSpec, root: str, *, refuse_local: bool) -> list[SourceRequest]:
     """A request for each source of a resolved spec. `root`: see `root_of`."""
-    alone = spec.data.model_copy(update={"prepared": ()})
+    alone = spec.data.model_copy(update={"prepared": (), "special_tokens": {}})
     return [
         SourceRequest(
             alone.model_copy(update={"sources": (source,)}),
             spec.checkpoint.remote,
             root,
-            spec.model.sequence_length,
             refuse_local,
+            spec.model.sequence_length,
         )
         for source in spec.data.sources
     ]
@@ -155,11 +158,13 @@ def needs_preparation(data: DataSpec) -> bool:
 
 
 def with_token_sets(data: DataSpec, progress: Sequence[SourceProgress]) -> DataSpec | None:
-    """The section with the token sets that were made; None: a source has none yet."""
+    """The section with the token sets that were made, and their tokenizer's special tokens; None: a
+    source has none yet."""
     prepared = tuple(each.prepared for each in progress if each.prepared is not None)
     if len(prepared) < len(progress):
         return None
-    return data.model_copy(update={"prepared": prepared})
+    special = progress[0].special_tokens
+    return data.model_copy(update={"prepared": prepared, "special_tokens": special})
 
 
 def wait_text(progress: Sequence[SourceProgress]) -> str:

@@ -10,6 +10,7 @@ from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.program_levels import Brings
 from holdfast_service.job_model.times import Time
 from holdfast_service.views.nodes import UnwellNodeView
+from holdfast_service.views.sources import DataReadView
 from holdfast_service.views.view import View
 from holdfast_workers.protocol.messages import InitPart
 
@@ -151,6 +152,9 @@ class JobView(View):
     spec: dict[str, Any] = Field(description="the resolved spec, defaults filled in")
     origin: OriginView | None = Field(description="null: the job starts from its seed")
     progress: ProgressView
+    reads: DataReadView | None = Field(
+        default=None, description="what it reads of `data.sources`; null: no tokens are prepared"
+    )
     brings: Brings = Field(default=Brings.RECIPE, description="what the spec brings to be run")
     level: int | None = Field(
         default=None,

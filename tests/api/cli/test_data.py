@@ -138,6 +138,24 @@ def test_samples_are_shown_as_text(
     assert text == "To be, or not to be"
 
 
+def test_the_job_s_record_names_the_tokenizer(
+    server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared = at_home(server).prepared
+    assert prepared is not None
+    special = {"document_end": {"token": "<|end|>", "id": 7}, "pad": {"token": "<|pad|>", "id": 5}}
+    data = {
+        **DATA.model_dump(mode="json"),
+        "prepared": [prepared.model_copy(update={"tokenizer": "ab" * 16}).model_dump(mode="json")],
+        "special_tokens": special,
+    }
+    job = client.submit({**SPEC, "data": data})
+    assert run(["describe", job.id]) == ExitCode.OK
+    line = " ".join(capsys.readouterr().out.split())
+    digest = f"digest {'ab' * 16}"
+    assert f"Tokenizer bytes, 256 tokens, {digest}, document_end <|end|> 7, pad <|pad|> 5" in line
+
+
 def test_a_spec_without_sources_or_with_damaged_data_is_refused_with_what_to_do(
     server: LiveServer, client: Client, job_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

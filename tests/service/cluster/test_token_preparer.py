@@ -21,8 +21,16 @@ from holdfast_service.job_model.data_preparation import (
     wait_text,
 )
 from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.protocol.processes import StorageOptions
-from holdfast_workers.spec import CheckpointSpec, DataSpec, RemoteTierSpec, SourceSpec, TrainingSpec
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    DataSpec,
+    RemoteTierSpec,
+    SourceSpec,
+    SpecialTokenSpec,
+    TrainingSpec,
+)
 from holdfast_workers.token_sets.plan import Part, plan_parts
 from holdfast_workers.token_sets.prepare import make_part
 from holdfast_workers.token_sets.source_files import list_source
@@ -103,6 +111,9 @@ def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> No
     # Three shards of two documents of ten bytes, each with its end.
     assert (undisturbed.tokens, undisturbed.prepared.samples) == (66, 9)
     assert undisturbed.prepared.sequence_length == LENGTH
+    assert undisturbed.prepared.tokenizer == shard_digest(b"bytes")
+    assert undisturbed.prepared.document_end == 0
+    assert undisturbed.special_tokens == {"document_end": SpecialTokenSpec(id=0)}
 
 
 def test_a_process_that_dies_again_and_again_refuses_the_source(tasks: FakeTasks) -> None:

@@ -24,7 +24,7 @@ from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, SpecialTokenSpec
 
 SOURCE = SourceSpec(path="s3://lab/web/*.parquet", text="content")
 DATA = DataSpec(sources=(SOURCE,))
@@ -37,8 +37,19 @@ PREPARED = PreparedSpec(
     tokens=70_000,
     sequence_length=256,
     samples=275,
+    tokenizer="2" * 32,
+    document_end=0,
 )
-READY = SourceProgress(SOURCE.path, PreparePhase.READY, 1, 9, 9, tokens=70_000, prepared=PREPARED)
+READY = SourceProgress(
+    SOURCE.path,
+    PreparePhase.READY,
+    1,
+    9,
+    9,
+    tokens=70_000,
+    prepared=PREPARED,
+    special_tokens={"document_end": SpecialTokenSpec(id=0)},
+)
 
 
 async def test_a_job_is_started_with_the_token_sets_of_its_sources(
@@ -49,7 +60,10 @@ async def test_a_job_is_started_with_the_token_sets_of_its_sources(
         job, _ = await jobs.submit(WITH_SOURCES)
         await until(lambda: job.id in cluster.supervisors)
     assert cluster.supervisors[job.id].launch.spec.data.prepared == (PREPARED,)
-    assert (await jobs.get(job.id)).spec["data"]["prepared"][0]["digest"] == PREPARED.digest
+    view = await jobs.get(job.id)
+    assert view.spec["data"]["prepared"][0]["digest"] == PREPARED.digest
+    assert view.reads is not None
+    assert view.reads.tokenizer == f"bytes, 256 tokens, digest {'2' * 32}, document_end 0"
     assert "data.prepared" in await kinds(jobs, job.id)
     (request,) = cluster.sources_asked
     assert request.data.sources == (SOURCE,)

@@ -65,6 +65,7 @@ def _data(count: int, *, weighted: bool) -> st.SearchStrategy[dict[str, Any]]:
             "bad_records": st.floats(0, 0.99),
             "shuffle_gb": st.floats(1e-3, 1e6),
             "prepared": st.just([]) | st.tuples(*[SETS] * count).map(list),
+            "special_tokens": st.just({"document_end": {"id": 0}, "pad": {"id": 3, "token": "ä"}}),
         },
     ).map(_with_origins)
 

@@ -48,6 +48,8 @@ from holdfast_workers.spec.train import (
     PreparedSpec,
     ScheduleSpec,
     SourceSpec,
+    SpecialRole,
+    SpecialTokenSpec,
     TrainSpec,
 )
 from holdfast_workers.spec.training import BUILT_IN_RECIPES, TrainingSpec
@@ -96,6 +98,8 @@ __all__ = [
     "Section",
     "SourceSpec",
     "SpecFault",
+    "SpecialRole",
+    "SpecialTokenSpec",
     "SpikeGuardSpec",
     "TimeoutsSpec",
     "TrainSpec",

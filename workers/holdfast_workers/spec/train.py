@@ -22,6 +22,7 @@ from holdfast_workers.spec.fields import (
 BYTES = "bytes"
 """The tokenizer whose tokens are the bytes of the text in UTF-8."""
 BYTE_VOCABULARY = 256
+SpecialRole = Literal["document_end", "bos", "eos", "pad", "unk"]
 DEFAULT_STEPS = 300
 MOST_SOURCES = 64
 MOST_SHUFFLED_GB = 1e6
@@ -77,6 +78,22 @@ class PreparedSpec(Section):
         default=None, description="Targets of a sample for which `samples` was counted."
     )
     samples: Positive | None = Field(default=None, description="Samples of an epoch.")
+    tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = Field(
+        default=None,
+        description="Digest (XXH3, 128 bits) of the `tokenizer.json`; for `bytes`, of this word.",
+    )
+    document_end: NonNegative | None = Field(
+        default=None, description="Id of the token that ends each document."
+    )
+
+
+class SpecialTokenSpec(Section):
+    """A token of a tokenizer that stands for no text."""
+
+    id: NonNegative
+    token: Reference | None = Field(
+        default=None, description="null: the tokenizer is `bytes`, whose tokens have no names."
+    )
 
 
 class DataSpec(Section):
@@ -114,6 +131,11 @@ class DataSpec(Section):
         default=(),
         description="The token set of each source, which the server sets: a replay reads the same "
         "tokens.",
+    )
+    special_tokens: dict[SpecialRole, SpecialTokenSpec] = Field(
+        default={},
+        description="Of the token sets' tokenizer, which the server sets: `document_end`, and "
+        "those of `bos`, `eos`, `pad` and `unk` that the `tokenizer_config.json` beside it names.",
     )
 
     def origin_of(self, source: SourceSpec) -> str:

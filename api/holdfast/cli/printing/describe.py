@@ -217,6 +217,7 @@ def _print_summary(console: Console, job: JobView) -> None:
         facts += _level_facts(job)
     elif (job.spec.get("train") or {}).get("deterministic") == "fast":
         facts.append(("Bits", "may differ between runs on accelerators: deterministic is fast"))
+    facts += _data_facts(job)
     if job.started_at is not None and job.ended_at is not None:
         facts.append(("Ran for", output.seconds(job.ended_at - job.started_at)))
     if job.origin is not None:
@@ -253,6 +254,10 @@ def _progress(progress: ProgressView) -> str:
         return f"no step reported, attempt {progress.attempt}"
     of = f" of {progress.steps}" if progress.steps is not None else ""
     return f"step {progress.step}{of}, attempt {progress.attempt}"
+
+
+def _data_facts(job: JobView) -> list[tuple[str, str | Text]]:
+    return [] if job.reads is None else [("Tokenizer", job.reads.tokenizer)]
 
 
 def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:
