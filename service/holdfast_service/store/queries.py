@@ -109,7 +109,7 @@ def _job_view(job: JobRecord, unwell: tuple[UnwellNodeView, ...]) -> JobView:
         job,
         origin=OriginView.model_validate(job.origin) if job.origin else None,
         progress=ProgressView.from_attributes(job, steps=job.steps or None),
-        reads=data_read(job.spec),
+        reads=data_read(job.spec, job.step or 0, job.guards.get("ledger", ())),
         **_level_fields(job),
         outcome=outcome,
         guards=GuardsView.model_validate(job.guards),

@@ -138,22 +138,38 @@ def test_samples_are_shown_as_text(
     assert text == "To be, or not to be"
 
 
-def test_the_job_s_record_names_the_tokenizer(
+def test_the_job_s_record_names_the_tokenizer_and_what_was_read_of_each_source(
     server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepared = at_home(server).prepared
-    assert prepared is not None
+    long = f"s3://lab/{'deep/' * 20}part-*.parquet"
+    sources = [
+        {"path": PATH, "text": "content", "weight": 0.75},
+        {"path": long, "text": "text", "weight": 0.25},
+    ]
+    made = at_home(server).prepared
+    assert made is not None
+    section = DataSpec.model_validate({"sources": sources})
+    sets = [
+        made.model_copy(update={"tokenizer": "ab" * 16, "origin": section.origin_of(source)})
+        for source in section.sources
+    ]
     special = {"document_end": {"token": "<|end|>", "id": 7}, "pad": {"token": "<|pad|>", "id": 5}}
     data = {
-        **DATA.model_dump(mode="json"),
-        "prepared": [prepared.model_copy(update={"tokenizer": "ab" * 16}).model_dump(mode="json")],
+        "sources": sources,
+        "prepared": [each.model_dump(mode="json") for each in sets],
         "special_tokens": special,
     }
     job = client.submit({**SPEC, "data": data})
     assert run(["describe", job.id]) == ExitCode.OK
-    line = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    line = " ".join(printed.split())
     digest = f"digest {'ab' * 16}"
     assert f"Tokenizer bytes, 256 tokens, {digest}, document_end <|end|> 7, pad <|pad|> 5" in line
+    after = printed.splitlines()
+    rows = [row.split() for row in after[after.index("Sources") + 1 :][:3]]
+    assert rows[0] == ["source", "weight", "tokens", "seen", "epoch"]
+    assert rows[1] == [PATH, "0.75", "7,000", "0", "0.00"]
+    assert rows[2][0] == "s3://lab/deep/d…ep/deep/deep/deep/part-*.parquet"
 
 
 def test_a_spec_without_sources_or_with_damaged_data_is_refused_with_what_to_do(
