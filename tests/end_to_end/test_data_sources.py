@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from holdfast_service.embedded_cluster import processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(500)]
 STEPS = 120
+EPOCHS = 1 / 16
 EXAMPLE = REPOSITORY / "examples" / "tokens-lm.yaml"
 MODULES = 40
 
@@ -91,4 +93,16 @@ def test_two_jobs_share_their_tokens_faults_change_no_bit_and_a_wrong_column_is_
     assert event.data["bad_count"] == 1
     held_out = sum(each["held_out"] for each in prepared[0])
     assert event.data["validation_tokens"] == held_out > 100
+    whole = client.get(first.id)
+    assert whole.reads is not None and "document_end <|endoftext|> " in whole.reads.tokenizer
+    by_epochs = job(corpus, "by-epochs")
+    for source in by_epochs["data"]["sources"]:
+        del source["weight"]
+    del by_epochs["train"]["steps"]
+    by_epochs["train"]["epochs"] = EPOCHS
+    ended = product.finish(client.submit(by_epochs).id, 240)
+    assert ended.state == "SUCCEEDED", ended.outcome
+    samples = EPOCHS * sum(each["samples"] for each in ended.spec["data"]["prepared"])
+    assert ended.progress.step == ended.progress.steps
+    assert ended.progress.steps == ceil(samples / ended.spec["train"]["global_batch"])
     assert "z.jsonl.zst, row 2: " in event.data["bad"][0]

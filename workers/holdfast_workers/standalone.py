@@ -32,7 +32,7 @@ from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
-from holdfast_workers.spec import BYTE_VOCABULARY, TrainingSpec, find_faults
+from holdfast_workers.spec import BYTE_VOCABULARY, TrainingSpec, find_faults, with_steps
 from holdfast_workers.token_sets.node_fetch import fetch
 from holdfast_workers.training import rank_log
 from holdfast_workers.training.determinism import choose_kernels
@@ -142,7 +142,8 @@ def load_spec(path: Path, *, steps: int | None, world_size: int) -> TrainingSpec
         raise ValueError(f"{path} is not a job spec: expected a YAML mapping")
     fields: dict[str, Any] = {k: v for k, v in job.items() if k in TrainingSpec.model_fields}
     if steps is not None:
-        train_fields = dict(fields.get("train") or {})
+        given = fields.get("train") or {}
+        train_fields = {k: v for k, v in given.items() if k not in ("tokens", "epochs")}
         schedule = dict(train_fields.get("schedule") or {})
         warm_up = schedule.get("warmup_steps", 20)
         train_fields["steps"] = steps
@@ -151,6 +152,7 @@ def load_spec(path: Path, *, steps: int | None, world_size: int) -> TrainingSpec
     if world_size == 1:
         fields["parallel"] = {}
     spec = TrainingSpec.model_validate(fields)
+    spec = spec.model_copy(update={"train": with_steps(spec)})
     if spec.parallel.world_size != world_size:
         raise ValueError(
             f"the mesh {spec.parallel.mesh} needs {spec.parallel.world_size} processes, "

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ago, bytes, duration, lasting, number, percent, roughly, short } from "./format";
+import { ago, bytes, duration, lasting, number, percent, roughly, short, shortened } from "./format";
 
 test.each([
   [null, "–"], [0, "0s"], [0.0123, "12ms"], [2.345, "2.3s"], [59.6, "1m"], [90, "1m 30s"], [3600, "1h"], [90061, "1d 1h"],
@@ -11,6 +11,13 @@ test("a share just below 100% is not shown as 100%", () => {
   expect(percent(0.99999)).toBe("99.9%");
   expect(percent(1)).toBe("100.0%");
   expect(percent(null)).toBe("–");
+});
+
+test("a long path is cut in the middle", () => {
+  expect(shortened("/data/a.txt", 11)).toBe("/data/a.txt");
+  const long = shortened(`s3://lab/${"deep/".repeat(20)}part-*.parquet`, 24);
+  expect(long).toBe("s3://la…p/part-*.parquet");
+  expect(long).toHaveLength(24);
 });
 
 test("sizes, numbers and ages", () => {

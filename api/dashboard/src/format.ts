@@ -93,5 +93,12 @@ export const clock = (at: number | null | undefined): string =>
 
 export const plural = (n: number, singular: string, many = `${singular}s`): string => `${count(n)} ${n === 1 ? singular : many}`;
 
+/** Cut in the middle: a path is known by its beginning and its end. */
+export function shortened(path: string, most: number): string {
+  if (path.length <= most) return path;
+  const end = Math.floor((most * 2) / 3);
+  return `${path.slice(0, most - 1 - end)}…${path.slice(-end)}`;
+}
+
 /** The end of an id, which is random; commands take it for the id. */
 export const shortId = (id: string): string => id.slice(-8);

@@ -79,6 +79,7 @@ def show(
             output.progress(Text.assemble(("refused", "red"), f": {found.text}"))
             return ExitCode.JOB_FAILED
         shown = client.samples({**document, "data": found.data}, samples)
+    output.progress(f"ready: {found.text}")
     if output.results(options, list(shown)):
         return ExitCode.OK
     for sample in shown:

@@ -44,6 +44,7 @@ from holdfast_workers.spec import PreparedSpec
 from holdfast_workers.token_sets.part_results import PartResult
 from holdfast_workers.token_sets.plan import Part, PreparePlan
 from holdfast_workers.token_sets.prepare import check_share, finish, finished_parts, ready_set
+from holdfast_workers.token_sets.tokenizer_file import TokenizerFile
 
 AT_ONCE = 8
 """Sources that are worked on; others wait for them."""
@@ -87,7 +88,7 @@ class TokenPreparer:
             if work is None or work.is_stale:
                 work = self._works[request.name] = _SourceWork(request, credentials, self._slots)
                 self._threads.submit(work.run)
-        return codec.encode(work.progress())
+        return codec.encode(work.progress(request.sequence_length))
 
     def _give_up_unasked(self) -> None:
         while True:
@@ -127,15 +128,21 @@ class _SourceWork:
         self._news_at = self.asked_at = time.monotonic()
         self._began, self._had_bytes = time.monotonic(), 0
         self._deaths: Counter[int] = Counter()
+        self._made: TokenSet | None = None
         self.abandoned = False
 
     @property
     def is_stale(self) -> bool:
         return self._progress.is_over and time.monotonic() - self.asked_at > FRESH_S
 
-    def progress(self) -> SourceProgress:
+    def progress(self, sequence_length: int | None) -> SourceProgress:
+        """`sequence_length`: for which the samples of the token set are counted."""
         now = self.asked_at = time.monotonic()
         found, silent_s = self._progress, now - self._news_at
+        if found.prepared and self._made and sequence_length:
+            samples = self._made.samples(sequence_length)
+            counted = {"sequence_length": sequence_length, "samples": samples}
+            return replace(found, prepared=found.prepared.model_copy(update=counted))
         if found.is_over or found.waits or silent_s < SILENT_S:
             return found
         doing = "listed" if found.phase is PreparePhase.LISTING else "read"
@@ -165,7 +172,7 @@ class _SourceWork:
         self._note(phase=PreparePhase.REFUSED, error=why, waits="")
 
     def _prepare(self) -> None:
-        shared, (plan, _) = self._plan()
+        shared, (plan, tokenizer) = self._plan()
         uri = joined(self._request.root, plan.key)
         storage = open_storage(uri, self._store)
         self._note(files=plan.files, total_bytes=plan.source_bytes)
@@ -173,9 +180,9 @@ class _SourceWork:
         if made is None:
             made = finish(plan, self._make_parts(plan, shared, storage, uri), storage)
         check_share(made, self._request.data.bad_records)
-        self._finish(made, uri)
+        self._finish(made, uri, tokenizer)
 
-    def _plan(self) -> tuple[Any, tuple[PreparePlan, Any]]:
+    def _plan(self) -> tuple[Any, tuple[PreparePlan, TokenizerFile]]:
         """A reference to the end of the task that planned it, and its result."""
         while True:
             node = self._take_node()
@@ -279,7 +286,8 @@ class _SourceWork:
             bad_count=sum(part.bad_count for part in made.values()),
         )
 
-    def _finish(self, made: TokenSet, uri: str) -> None:
+    def _finish(self, made: TokenSet, uri: str, tokenizer: TokenizerFile) -> None:
+        self._made = made
         held_out = sum(shard.tokens for shard in made.held_out)
         self._note(
             phase=PreparePhase.READY,
@@ -298,7 +306,10 @@ class _SourceWork:
                 vocabulary=made.tokenizer.vocabulary,
                 tokens=made.tokens,
                 held_out=held_out,
+                tokenizer=made.tokenizer.digest,
+                document_end=made.tokenizer.document_end,
             ),
+            special_tokens=tokenizer.special_tokens,
         )
 
     def _note(self, **changes: Any) -> None:

@@ -10,14 +10,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from holdfast_service.wording import duration, plural
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.checkpoint.storage import joined
-from holdfast_workers.spec import DataSpec, PreparedSpec, RemoteTierSpec, SourceSpec, SpecFault
+from holdfast_workers.spec import (
+    DataSpec,
+    PreparedSpec,
+    RemoteTierSpec,
+    SourceSpec,
+    SpecFault,
+    SpecialTokenSpec,
+    TrainingSpec,
+)
 
 _SET_NAME = re.compile(r"[0-9a-f]{32}")
 TOKENS = "tokens"
@@ -38,6 +46,8 @@ class SourceRequest:
     """URI below which the token sets are."""
     refuse_local: bool = False
     """Whether a source at an endpoint on the node itself is refused."""
+    sequence_length: int | None = None
+    """For which the samples of the token set are counted."""
     apart_from: tuple[SourceSpec, ...] = ()
     """Sources whose files it must not have."""
 
@@ -91,6 +101,8 @@ class SourceProgress:
     """Why it is refused."""
     prepared: PreparedSpec | None = None
     """The token set, once it is there."""
+    special_tokens: dict[str, SpecialTokenSpec] = field(default_factory=dict)
+    """Of its tokenizer, by role."""
 
     @property
     def is_over(self) -> bool:
@@ -133,19 +145,25 @@ def place_faults(data: DataSpec, root: str) -> list[SpecFault]:
     ]
 
 
-def requests_of(
-    data: DataSpec, remote: RemoteTierSpec, root: str, *, refuse_local: bool
-) -> list[SourceRequest]:
-    """A request for each source, then one for files of validation. `remote`: of the resolved spec;
-    `root`: see `root_of`."""
-    alone = data.model_copy(update={"prepared": ()})
-    found = [
-        SourceRequest(alone.model_copy(update={"sources": (source,)}), remote, root, refuse_local)
-        for source in data.sources
-    ]
-    if data.validation is not None and (source := data.validation.source) is not None:
-        section = alone.model_copy(update={"sources": (source,)})
-        found.append(SourceRequest(section, remote, root, refuse_local, apart_from=data.sources))
+def requests_of(spec: TrainingSpec, root: str, *, refuse_local: bool) -> list[SourceRequest]:
+    """A request for each source of a resolved spec, then one for files of validation. `root`: see
+    `root_of`."""
+    alone = spec.data.model_copy(update={"prepared": (), "special_tokens": {}})
+
+    def request(source: SourceSpec, apart_from: tuple[SourceSpec, ...] = ()) -> SourceRequest:
+        return SourceRequest(
+            alone.model_copy(update={"sources": (source,)}),
+            spec.checkpoint.remote,
+            root,
+            refuse_local,
+            spec.model.sequence_length,
+            apart_from,
+        )
+
+    sources, validation = spec.data.sources, spec.data.validation
+    found = [request(source) for source in sources]
+    if validation is not None and validation.source is not None:
+        found.append(request(validation.source, sources))
     return found
 
 
@@ -154,11 +172,16 @@ def needs_preparation(data: DataSpec) -> bool:
 
 
 def with_token_sets(data: DataSpec, progress: Sequence[SourceProgress]) -> DataSpec | None:
-    """The section with the token sets that were made; None: a source has none yet."""
+    """The section with the token sets that were made, and their tokenizer's special tokens; None: a
+    source has none yet."""
     prepared = tuple(each.prepared for each in progress if each.prepared is not None)
     if len(prepared) < len(progress):
         return None
-    changes: dict[str, object] = {"prepared": prepared[: len(data.sources)]}
+    special = progress[0].special_tokens
+    changes: dict[str, object] = {
+        "prepared": prepared[: len(data.sources)],
+        "special_tokens": special,
+    }
     if data.validation is not None and len(prepared) > len(data.sources):
         apart = data.validation.model_copy(update={"prepared": prepared[-1]})
         changes["validation"] = apart

@@ -117,7 +117,7 @@ def _vocabulary(spec: JobSpec, saved: SavedCheckpoint) -> int | None:
 def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     """The data position can continue only if the same samples come in the same order."""
     found = []
-    if saved.step >= spec.train.steps:
+    if spec.train.steps is not None and saved.step >= spec.train.steps:
         found.append(
             f"the checkpoint is at step {saved.step}, and train.steps is only {spec.train.steps}"
         )

@@ -44,11 +44,13 @@ from holdfast_workers.ipc import environment
 from holdfast_workers.protocol.messages import InitPart
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
+    DataSpec,
     NonNegative,
     Section,
     SpecFault,
     TimeoutsSpec,
     TrainingSpec,
+    with_steps,
 )
 
 MAX_SPEC_BYTES = 2**16
@@ -250,9 +252,10 @@ def read(document: Mapping[str, Any]) -> SpecReading[JobSpec]:
     """The document's form: a spec, whose invalid fields have their defaults, and the faults."""
     auto = without_auto(document) if isinstance(document, Mapping) else AutoSizes(document)
     reading = validate_document(JobSpec, auto.document, stand_ins=_STAND_INS)
-    spec = reading.spec
-    if spec is None:
+    if reading.spec is None:
         return reading
+    spec = reading.spec.model_copy(update={"train": with_steps(reading.spec)})
+    reading = replace(reading, spec=spec)
     resolved = resolve(auto, spec.parallel, spec.resources.nodes, spec.mesh_limits)
     if resolved.fault is None:
         resources = spec.resources.model_copy(update={"nodes": resolved.nodes})
@@ -304,9 +307,17 @@ def check(
     return spec
 
 
+def with_data(spec: JobSpec, data: DataSpec) -> JobSpec:
+    """The spec with the token sets of its sources, and with the steps that its epochs come to."""
+    own = {"steps": None} if spec.train.epochs is not None else {}
+    train = spec.train.model_copy(update=own)
+    known = spec.model_copy(update={"data": data, "train": train})
+    return known.model_copy(update={"train": with_steps(known)})
+
+
 def prepared_faults(spec: JobSpec) -> list[SpecFault]:
-    """The faults of an accepted spec whose `data.prepared` has become known since: of its mesh, and
-    of the memory of its ranks. Those of `init_from`: `InitSources.check_again`."""
+    """The faults of an accepted spec whose `data.prepared` has become known since: of its length,
+    its mesh, and the memory of its ranks. Those of `init_from`: `InitSources.check_again`."""
     return [
         *training_spec.find_faults(spec),
         *_range_faults(spec),

@@ -24,7 +24,7 @@ from holdfast_service.placement.mesh_choice import (
     reachable,
 )
 from holdfast_service.placement.world_shape import WorldShape
-from holdfast_workers.spec import ParallelSpec, Section, SpecFault
+from holdfast_workers.spec import AMOUNTS, ParallelSpec, Section, SpecFault
 
 MAX_NODES = 4096
 MAX_PREFERRED = 64
@@ -168,9 +168,9 @@ def shapes_in(
 
 
 def schedule_faults(
-    nodes: NodeRange, shapes: Sequence[WorldShape], steps: int
+    nodes: NodeRange, shapes: Sequence[WorldShape], steps: int | None
 ) -> tuple[SpecFault, ...]:
-    """The faults of the schedule of meshes."""
+    """The faults of the schedule of meshes. `steps` None: not known yet."""
     found = []
     legal = shapes_by_mesh(shapes)
     before = -1
@@ -179,10 +179,10 @@ def schedule_faults(
         if index == 0 and entry.after_step:
             message = "the first entry must be after step 0: it is the mesh of the first step"
             found.append(SpecFault(path=f"{path}.after_step", message=message))
-        if not before < entry.after_step < steps:
-            message = f"{entry.after_step} must be more than {before} and less than {steps} steps"
-            beside = ("train.steps",)
-            found.append(SpecFault(path=f"{path}.after_step", message=message, beside=beside))
+        if entry.after_step <= before or (steps is not None and entry.after_step >= steps):
+            most = "" if steps is None else f" and less than {steps} steps"
+            message = f"{entry.after_step} must be more than {before}{most}"
+            found.append(SpecFault(path=f"{path}.after_step", message=message, beside=AMOUNTS))
         if mesh_key(entry.mesh) not in legal:
             names = "; ".join(shape.name for shape in shapes[:_MESHES_LISTED])
             message = f"the job has no such mesh: use one of {names}"

@@ -31,6 +31,8 @@ MAX_VALUES = 4000
 MAX_FAULTS = 50
 """Most faults that are reported for one document."""
 _MAX_INTEGER = 2**53 - 1  # JSON readers differ beyond it
+_OF_DEFAULT = "default_factory_not_called"
+"""A default that depends on an invalid field, which is reported for itself."""
 _YAML_TEXT_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 
@@ -68,7 +70,9 @@ def validate_document(
             defaulted = tuple(_dotted(path) for path in bad - unknown)
             return SpecReading(spec, tuple(faults), defaulted)
         except ValidationError as failure:
-            errors = failure.errors(include_url=False)
+            errors = [
+                error for error in failure.errors(include_url=False) if error["type"] != _OF_DEFAULT
+            ]
             found = {_existing_prefix(document, error["loc"]) for error in errors}
             unknown |= {error["loc"] for error in errors if error["type"] == "extra_forbidden"}
             reported = {fault.path for fault in faults}

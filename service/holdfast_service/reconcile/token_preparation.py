@@ -19,7 +19,7 @@ from holdfast_service.job_model.data_preparation import (
     with_token_sets,
 )
 from holdfast_service.job_model.events.progress import DataPreparedEvent
-from holdfast_service.job_model.job_spec import JobSpec, prepared_faults
+from holdfast_service.job_model.job_spec import JobSpec, prepared_faults, with_data
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.remote_tier.location import source_requests
@@ -27,7 +27,6 @@ from holdfast_service.services.init_sources import InitSources
 from holdfast_service.settings import Settings
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
-from holdfast_workers.spec import DataSpec
 
 LOOK_S = 1.0
 """Time between two looks at a preparation."""
@@ -56,9 +55,10 @@ class TokenPreparation:
             return None
         progress = await self._cluster.prepare_tokens(source_requests(spec, self._settings))
         data, unfit = with_token_sets(spec.data, progress), ""
-        if data is not None:
+        known = None if data is None else with_data(spec, data)
+        if known is not None:
             try:
-                unfit = await self._why_unfit(spec.model_copy(update={"data": data}), job)
+                unfit = await self._why_unfit(known, job)
             except StorageUnavailable as error:
                 async with self._transaction() as tx:
                     if tx.state is State.QUEUED:
@@ -73,8 +73,8 @@ class TokenPreparation:
                 tx.end(State.FAILED, "data_refused", why)
             elif unfit:
                 tx.end(State.FAILED, "data_unfit", unfit)
-            elif data is not None:
-                self._keep(tx, data, progress)
+            elif known is not None:
+                self._keep(tx, known, progress)
             else:
                 tx.wait_for(WAITS_FOR, wait_text(progress))
                 return LOOK_S
@@ -91,19 +91,21 @@ class TokenPreparation:
                 faults = [f"{fault['path']}: {fault['message']}" for fault in error.faults]
         return "; ".join(faults)
 
-    def _keep(self, tx: JobTransaction, data: DataSpec, progress: Sequence[SourceProgress]) -> None:
+    def _keep(self, tx: JobTransaction, spec: JobSpec, progress: Sequence[SourceProgress]) -> None:
         waits = tx.job.waiting
         since = waits["since"] if waits and waits["resource"] == WAITS_FOR else tx.now
         bad = [each.path + ": " + text for each in progress for text in each.bad]
-        trained, apart = progress[: len(data.sources)], progress[len(data.sources) :]
-        tx.job.spec = {**tx.job.spec, "data": data.model_dump(mode="json")}
+        trained = progress[: len(spec.data.sources)]
+        apart = progress[len(trained) :]
+        tx.job.spec = {**tx.job.spec, **spec.model_dump(mode="json", include={"data", "train"})}
+        tx.job.steps = spec.train.last_step
         tx.clear_wait(WAITS_FOR)
         tx.emit(
             DataPreparedEvent(
                 sources=len(trained),
                 tokens=sum(each.tokens for each in trained),
                 documents=sum(each.documents for each in trained),
-                vocabulary=data.vocabulary or 0,
+                vocabulary=spec.data.vocabulary or 0,
                 took_s=tx.now - since,
                 validation_tokens=sum(each.held_out_tokens for each in trained)
                 + sum(each.tokens for each in apart),

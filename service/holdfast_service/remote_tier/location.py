@@ -155,9 +155,8 @@ def remote_uri(uri: str | None, job_dir: Path) -> str:
 
 def source_requests(spec: JobSpec, settings: Settings) -> list[SourceRequest]:
     """What is asked of the cluster for the sources of a resolved spec."""
-    remote = spec.checkpoint.remote
-    root = root_of(remote, settings.data_dir)
-    return requests_of(spec.data, remote, root, refuse_local=not settings.allow_local_storage)
+    root = root_of(spec.checkpoint.remote, settings.data_dir)
+    return requests_of(spec, root, refuse_local=not settings.allow_local_storage)
 
 
 async def find_storage_fault(

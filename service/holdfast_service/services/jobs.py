@@ -309,7 +309,7 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
         idempotency_key=key,
         request_digest=digest,
         step=None if spec.brings_program else 0,
-        steps=(spec.program.steps or 0) if spec.brings_program else spec.train.steps,
+        steps=(spec.program.steps if spec.brings_program else spec.train.steps) or 0,
         event_seq=1,
         owner=spec.labels.get("owner"),
         priority=spec.priority,

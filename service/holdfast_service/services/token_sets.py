@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast_service.errors import ClusterUnreachable, DataUnreadable, InvalidSpec
 from holdfast_service.job_model.data_preparation import with_token_sets
-from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.job_spec import JobSpec, with_data
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.remote_tier.location import source_requests
 from holdfast_service.services.jobs import JobService
@@ -34,8 +34,8 @@ class TokenSetService:
         except ClusterUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         data = with_token_sets(spec.data, progress)
-        section = None if data is None else data.model_dump(mode="json")
-        return DataPreparationView.of(progress, len(spec.data.sources), section)
+        ready = None if data is None else with_data(spec, data)
+        return DataPreparationView.of(progress, spec, ready)
 
     async def samples(self, document: Mapping[str, Any], count: int) -> DataSamplesView:
         """The first samples of a spec with prepared sources, as text. Raises InvalidSpec,

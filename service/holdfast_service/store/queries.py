@@ -54,6 +54,7 @@ from holdfast_service.views.jobs import (
     WaitingView,
 )
 from holdfast_service.views.nodes import UnwellNodeView
+from holdfast_service.views.sources import data_read
 from holdfast_service.wording import device_time
 from holdfast_workers.checkpoint.marks import Marks
 
@@ -108,6 +109,7 @@ def _job_view(job: JobRecord, unwell: tuple[UnwellNodeView, ...]) -> JobView:
         job,
         origin=OriginView.model_validate(job.origin) if job.origin else None,
         progress=ProgressView.from_attributes(job, steps=job.steps or None),
+        reads=data_read(job.spec, job.step or 0, job.guards.get("ledger", ())),
         **_level_fields(job),
         outcome=outcome,
         guards=GuardsView.model_validate(job.guards),

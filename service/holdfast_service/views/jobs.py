@@ -143,6 +143,34 @@ class NextLevelView(View):
     lines: str = Field(description="lines to add to the program")
 
 
+class SourceReadView(View):
+    """A source of a job, and how much of it the steps so far have read."""
+
+    path: str
+    weight: float | None = Field(description="as in the spec; null: all sources are one pool")
+    tokens: int | None = Field(default=None, description="in all; null: not prepared")
+    tokens_seen: int | None = Field(
+        default=None,
+        description="`epochs` × `tokens`, thus about: a shard's last sample is shorter; null: not "
+        "prepared",
+    )
+    epochs: float | None = Field(
+        default=None,
+        description="how often it was read, by the position of the newest step; without weights, "
+        "how often all sources were; null: not prepared",
+    )
+
+
+class DataReadView(View):
+    """What a job with `data.sources` reads."""
+
+    tokenizer: str = Field(
+        description="its name, size, digest and special tokens, in a line; its name alone before "
+        "the sources are prepared"
+    )
+    sources: tuple[SourceReadView, ...]
+
+
 class JobView(View):
     id: str
     name: str
@@ -151,6 +179,9 @@ class JobView(View):
     spec: dict[str, Any] = Field(description="the resolved spec, defaults filled in")
     origin: OriginView | None = Field(description="null: the job starts from its seed")
     progress: ProgressView
+    reads: DataReadView | None = Field(
+        default=None, description="what it reads of `data.sources`; null: it has none"
+    )
     brings: Brings = Field(default=Brings.RECIPE, description="what the spec brings to be run")
     level: int | None = Field(
         default=None,

@@ -13,7 +13,9 @@ from holdfast_service.job_model.data_preparation import (
     refusals,
     wait_text,
 )
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.views.view import View
+from holdfast_workers.spec import amount_text
 
 
 class SourceProgressView(View):
@@ -49,26 +51,34 @@ class DataPreparationView(View):
         description="the section `data` with the token sets; null: not all are ready"
     )
 
+    steps: int | None = Field(
+        description="that `train` comes to; null: not known before every source is ready"
+    )
+
     @classmethod
     def of(
-        cls, progress: Sequence[SourceProgress], sources: int, data: dict[str, Any] | None
+        cls, progress: Sequence[SourceProgress], spec: JobSpec, ready: JobSpec | None
     ) -> DataPreparationView:
-        """`progress`: of that many sources, and of files for validation, if the spec names any."""
-        refused = refusals(progress)
-        tokens = sum(each.tokens for each in progress[:sources])
+        """`progress`: of the sources of `spec`, and of its files for validation; `ready`: the spec
+        with the token sets, once all are there."""
+        refused, sources = refusals(progress), len(spec.data.sources)
         views = [SourceProgressView.from_attributes(each) for each in progress]
         return cls(
-            done=bool(refused) or data is not None,
-            ready=data is not None,
-            text=refused or (wait_text(progress) if data is None else _tokens(tokens)),
+            done=bool(refused) or ready is not None,
+            ready=ready is not None,
+            text=refused or (wait_text(progress) if ready is None else _ready_text(ready)),
             sources=tuple(views[:sources]),
             validation=views[sources] if len(views) > sources else None,
-            data=data,
+            data=None if ready is None else ready.data.model_dump(mode="json"),
+            steps=(ready or spec).train.steps,
         )
 
 
-def _tokens(count: int) -> str:
-    return f"{count:,} tokens" if count != 1 else "1 token"
+def _ready_text(spec: JobSpec) -> str:
+    tokens = sum(each.tokens for each in spec.data.prepared)
+    text = f"{tokens:,} token{'' if tokens == 1 else 's'}"
+    amount, steps = amount_text(spec.train), spec.train.steps
+    return f"{text}; {amount} comes to {steps:,} steps" if amount and steps else text
 
 
 class SampleView(View):

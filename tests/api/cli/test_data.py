@@ -25,6 +25,8 @@ PREPARED = PreparedSpec(
     digest="0" * 32,
     vocabulary=256,
     tokens=7_000,
+    sequence_length=256,
+    samples=28,
 )
 READY = SourceProgress(
     PATH,
@@ -74,6 +76,29 @@ def test_it_prints_what_was_prepared_and_what_was_left_out(
     ]
 
 
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        ("train.epochs=20", "epochs 20 comes to 35 steps"),
+        ("train.tokens=1e6", "tokens 1,000,000 comes to 245 steps"),
+    ],
+)
+def test_it_says_how_many_steps_tokens_or_epochs_come_to(
+    server: LiveServer,
+    job_file: str,
+    amount: str,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = json.loads(Path(job_file).read_text())
+    Path(job_file).write_text(json.dumps({**document, "train": {}}))
+    server.cluster.token_sets = (at_home(server),)
+    assert run(["data", "prepare", job_file, "--set", amount]) == ExitCode.OK
+    assert capsys.readouterr().err.splitlines()[-1] == f"ready: 7,000 tokens; {text}"
+    assert run(["data", "show", job_file, "--set", amount, "--json"]) == ExitCode.OK
+    assert capsys.readouterr().err.splitlines()[-1] == f"ready: 7,000 tokens; {text}"
+
+
 def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
     server: LiveServer,
     job_file: str,
@@ -111,6 +136,40 @@ def test_samples_are_shown_as_text(
     title, text = capsys.readouterr().out.splitlines()
     assert title == f"sample 0, 9 tokens of {PATH}"
     assert text == "To be, or not to be"
+
+
+def test_the_job_s_record_names_the_tokenizer_and_what_was_read_of_each_source(
+    server: LiveServer, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = f"s3://lab/{'deep/' * 20}part-*.parquet"
+    sources = [
+        {"path": PATH, "text": "content", "weight": 0.75},
+        {"path": long, "text": "text", "weight": 0.25},
+    ]
+    made = at_home(server).prepared
+    assert made is not None
+    section = DataSpec.model_validate({"sources": sources})
+    sets = [
+        made.model_copy(update={"tokenizer": "ab" * 16, "origin": section.origin_of(source)})
+        for source in section.sources
+    ]
+    special = {"document_end": {"token": "<|end|>", "id": 7}, "pad": {"token": "<|pad|>", "id": 5}}
+    data = {
+        "sources": sources,
+        "prepared": [each.model_dump(mode="json") for each in sets],
+        "special_tokens": special,
+    }
+    job = client.submit({**SPEC, "data": data})
+    assert run(["describe", job.id]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    line = " ".join(printed.split())
+    digest = f"digest {'ab' * 16}"
+    assert f"Tokenizer bytes, 256 tokens, {digest}, document_end <|end|> 7, pad <|pad|> 5" in line
+    after = printed.splitlines()
+    rows = [row.split() for row in after[after.index("Sources") + 1 :][:3]]
+    assert rows[0] == ["source", "weight", "tokens", "seen", "epoch"]
+    assert rows[1] == [PATH, "0.75", "7,000", "0", "0.00"]
+    assert rows[2][0] == "s3://lab/deep/d…ep/deep/deep/deep/part-*.parquet"
 
 
 def test_a_spec_without_sources_or_with_damaged_data_is_refused_with_what_to_do(

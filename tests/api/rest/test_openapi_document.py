@@ -17,7 +17,12 @@ from holdfast.rest import openapi
 Document = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 COMMITTED, PROJECT = "api/openapi.json", "pyproject.toml"
-DECIDED: frozenset[str] = frozenset()
+DECIDED: frozenset[str] = frozenset(
+    {
+        # The steps that `epochs` come to are known only after the sources are prepared.
+        "/components/schemas/TrainSpec/properties/steps/type: integer",
+    }
+)
 """What the newest change of the document breaks on purpose; beside each line, why."""
 RENAMED: dict[str, str] = {}
 """Schemas that the newest change renamed on purpose: what a client reads is the same."""

@@ -21,8 +21,16 @@ from holdfast_service.job_model.data_preparation import (
     wait_text,
 )
 from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.protocol.processes import StorageOptions
-from holdfast_workers.spec import DataSpec, RemoteTierSpec, SourceSpec
+from holdfast_workers.spec import (
+    CheckpointSpec,
+    DataSpec,
+    RemoteTierSpec,
+    SourceSpec,
+    SpecialTokenSpec,
+    TrainingSpec,
+)
 from holdfast_workers.token_sets.plan import Part, plan_parts
 from holdfast_workers.token_sets.prepare import make_part
 from holdfast_workers.token_sets.source_files import list_source
@@ -59,12 +67,16 @@ class FakeTasks:
         return self.ends.pop(0) if self.ends else well
 
 
+LENGTH = 10
+
+
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTasks:
     source = tmp_path / "a.jsonl"
     source.write_text("".join(f'{{"text": "document {number}"}}\n' for number in range(6)))
     data = DataSpec(sources=(SourceSpec(path=str(source)),))
-    (request,) = requests_of(data, RemoteTierSpec(), str(tmp_path / "tokens"), refuse_local=False)
+    spec = TrainingSpec(data=data)
+    (request,) = requests_of(spec, str(tmp_path / "tokens"), refuse_local=False)
     (tmp_path / "scratch").mkdir()
     made = FakeTasks(request, tmp_path / "scratch")
     nodes = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 1.0}} for node in NODES]
@@ -82,7 +94,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTasks:
 def outcome(tasks: FakeTasks) -> SourceProgress:
     work = _SourceWork(tasks.request, (None, None), TaskSlots())
     work.run()
-    return work.progress()
+    return work.progress(LENGTH)
 
 
 def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> None:
@@ -96,6 +108,12 @@ def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> No
     assert undisturbed.prepared is not None
     assert undisturbed.prepared.uri.startswith(f"{tasks.request.root}/")
     assert undisturbed.documents == 6
+    # Three shards of two documents of ten bytes, each with its end.
+    assert (undisturbed.tokens, undisturbed.prepared.samples) == (66, 9)
+    assert undisturbed.prepared.sequence_length == LENGTH
+    assert undisturbed.prepared.tokenizer == shard_digest(b"bytes")
+    assert undisturbed.prepared.document_end == 0
+    assert undisturbed.special_tokens == {"document_end": SpecialTokenSpec(id=0)}
 
 
 def test_a_process_that_dies_again_and_again_refuses_the_source(tasks: FakeTasks) -> None:
@@ -132,7 +150,8 @@ def test_the_storage_of_another_form_has_the_address_that_the_job_names(
 ) -> None:
     remote = RemoteTierSpec(uri=f"file://{tmp_path}/store")
     root = f"file://{tmp_path}/store/tokens"
-    (tasks.request,) = requests_of(tasks.request.data, remote, root, refuse_local=False)
+    spec = TrainingSpec(data=tasks.request.data, checkpoint=CheckpointSpec(remote=remote))
+    (tasks.request,) = requests_of(spec, root, refuse_local=False)
     found = outcome(tasks)
     assert found.prepared is not None
     assert found.prepared.uri.startswith(f"{root}/")
@@ -142,16 +161,16 @@ def test_silence_is_said_and_an_outcome_that_nobody_fetched_is_found_anew(
     tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = _SourceWork(tasks.request, (None, None), TaskSlots())
-    assert work.progress().waits == "it waits for other preparations"
+    assert work.progress(LENGTH).waits == "it waits for other preparations"
     work._note(waits="")
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: began + 125.0)
-    silent = work.progress()
+    silent = work.progress(LENGTH)
     assert wait_text([silent]) == (
         "its sources are being listed; its files are being listed, and nothing has ended for "
         "2 min 5 s"
     )
     work.run()
-    assert work.progress().is_over and not work.is_stale
+    assert work.progress(LENGTH).is_over and not work.is_stale
     monkeypatch.setattr(time, "monotonic", lambda: began + 140.0)
     assert work.is_stale

@@ -231,6 +231,16 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
             f"{PREPARE}",
         ),
         (
+            {
+                "sources": [WEB, CODE],
+                "prepared": [prepared(WEB), {**prepared(CODE), "tokenizer": DIGEST}],
+                "tokenizer": TOKENIZER,
+            },
+            "data.prepared",
+            "the tokenizer, or its document end, was changed between the preparation of its token "
+            f"sets: {PREPARE}",
+        ),
+        (
             {"sources": [WEB, CODE], "prepared": [prepared(WEB)] * 2, "tokenizer": TOKENIZER},
             "data.prepared.1",
             "the token set was made of another source, tokenizer or setting than those of source "

@@ -163,6 +163,7 @@ CHANGED: dict[str, Any] = {
     "data.prepared": [
         {"uri": "/sets", "origin": "a", "digest": "0" * 32, "vocabulary": 256, "tokens": 1}
     ],
+    "data.special_tokens": {"pad": {"id": 3}},
     "train": {"steps": 10},
     "parallel.zero": 1,
     "parallel.context_method": "ring",

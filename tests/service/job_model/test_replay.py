@@ -66,13 +66,19 @@ def test_a_replay_reads_the_token_sets_of_the_job() -> None:
             "vocabulary": 256,
             "tokens": 7,
             "held_out": 0,
+            "sequence_length": 256,
+            "samples": 1,
+            "tokenizer": "1" * 32,
+            "document_end": 0,
         }
         for at, source in enumerate(data.sources)
     ]
     document = {**data.model_dump(mode="json"), "prepared": sets}
-    spec = parse({"name": "x", "data": document}, None)
+    spec = parse({"name": "x", "data": document, "train": {"epochs": 500}}, None)
+    assert spec.train.steps == 63  # 500 times 2 samples, in batches of 16
     replay = parse(replay_document(spec, MARK, (), None), None)
     assert [each.model_dump() for each in replay.data.prepared] == sets
+    assert replay.train == spec.train
 
 
 def test_labels_that_no_replay_has_are_no_mark() -> None:

@@ -25,16 +25,33 @@ from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings
 from holdfast_service.store.engine import Store
-from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, SpecialTokenSpec
 
 SOURCE = SourceSpec(path="s3://lab/web/*.parquet", text="content")
 DATA = DataSpec(sources=(SOURCE,))
 SOURCES: dict[str, Any] = {"sources": [{"path": SOURCE.path, "text": SOURCE.text}]}
 WITH_SOURCES = {**JOB, "data": SOURCES}
 PREPARED = PreparedSpec(
-    uri="/store/tokens/1", origin=DATA.origin_of(SOURCE), digest="0" * 32, vocabulary=256, tokens=7
+    uri="/store/tokens/1",
+    origin=DATA.origin_of(SOURCE),
+    digest="0" * 32,
+    vocabulary=256,
+    tokens=70_000,
+    sequence_length=256,
+    samples=275,
+    tokenizer="2" * 32,
+    document_end=0,
 )
-READY = SourceProgress(SOURCE.path, PreparePhase.READY, 1, 9, 9, tokens=7, prepared=PREPARED)
+READY = SourceProgress(
+    SOURCE.path,
+    PreparePhase.READY,
+    1,
+    9,
+    9,
+    tokens=70_000,
+    prepared=PREPARED,
+    special_tokens={"document_end": SpecialTokenSpec(id=0)},
+)
 
 
 async def test_a_job_is_started_with_the_token_sets_of_its_sources(
@@ -45,7 +62,10 @@ async def test_a_job_is_started_with_the_token_sets_of_its_sources(
         job, _ = await jobs.submit(WITH_SOURCES)
         await until(lambda: job.id in cluster.supervisors)
     assert cluster.supervisors[job.id].launch.spec.data.prepared == (PREPARED,)
-    assert (await jobs.get(job.id)).spec["data"]["prepared"][0]["digest"] == PREPARED.digest
+    view = await jobs.get(job.id)
+    assert view.spec["data"]["prepared"][0]["digest"] == PREPARED.digest
+    assert view.reads is not None
+    assert view.reads.tokenizer == f"bytes, 256 tokens, digest {'2' * 32}, document_end 0"
     assert "data.prepared" in await kinds(jobs, job.id)
     (request,) = cluster.sources_asked
     assert request.data.sources == (SOURCE,)
@@ -117,6 +137,41 @@ async def test_a_job_whose_mesh_does_not_fit_the_vocabulary_ends_before_it_takes
     assert ended.outcome.message == (
         "parallel.vocabulary_parallel: the vocabulary of 257 is not divisible by tp 2: use another "
         "tp, or remove vocabulary_parallel"
+    )
+    assert job.id not in cluster.starts
+
+
+async def test_the_steps_of_epochs_are_known_from_the_preparation_on(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    root = settings.data_dir.absolute() / "tokens"
+    prepared = PREPARED.model_copy(update={"uri": f"{root}/{'1' * 32}"})
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit({**WITH_SOURCES, "train": {"epochs": 2.5}})
+        await until_waits(jobs, job.id, "data")
+        waiting = await jobs.get(job.id)
+        assert (waiting.progress.steps, waiting.spec["train"]["steps"]) == (None, None)
+        cluster.token_sets = (replace(READY, prepared=prepared),)
+        await until(lambda: job.id in cluster.supervisors)
+    launched = cluster.supervisors[job.id].launch.spec
+    assert (launched.train.epochs, launched.train.steps) == (2.5, 43)  # 687.5 samples
+    known = await jobs.get(job.id)
+    assert known.progress.steps == 43
+    again, _ = await jobs.submit({**known.spec, "name": "again"})
+    assert again.progress.steps == 43
+
+
+async def test_a_job_whose_epochs_are_shorter_than_its_warm_up_ends_before_it_takes_nodes(
+    store: Store, jobs: JobService, cluster: FakeCluster, settings: Settings
+) -> None:
+    cluster.token_sets = (READY,)
+    async with reconciling(store, cluster, settings):
+        job, _ = await jobs.submit({**WITH_SOURCES, "train": {"epochs": 1}})
+        ended = await until_state(jobs, job.id, State.FAILED)
+    assert ended.outcome is not None
+    assert (ended.outcome.code, ended.outcome.message) == (
+        "data_unfit",
+        "train.schedule.warmup_steps: warmup_steps 20 exceeds steps 18",
     )
     assert job.id not in cluster.starts
 

@@ -75,7 +75,7 @@ class Storm:
 
     def inject_all(self) -> None:
         generator = random.Random(self.seed)
-        steps = self.run.training.train.steps
+        steps = self.run.training.train.last_step
         while len(self.injected) < self.faults:
             due = 2 + (steps - 10) * len(self.injected) // self.faults
             self.run.wait(lambda due=due: self._step() >= due, ADVANCE_S)  # type: ignore[misc]

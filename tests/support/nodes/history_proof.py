@@ -22,7 +22,7 @@ from holdfast_workers.spec import TrainingSpec
 
 def assert_same_history(run: SupervisedRun, undisturbed: Undisturbed) -> None:
     """Per-step digests, losses and samples equal the undisturbed run's (P2, P3)."""
-    steps = run.training.train.steps
+    steps = run.training.train.last_step
     assert sorted(run.rows) == list(range(1, steps + 1)), run.story()
     assert run.digests == {s: undisturbed.digests[s] for s in range(steps + 1)}, run.story()
     for step, row in run.rows.items():
@@ -73,7 +73,7 @@ def meshes(run: SupervisedRun) -> tuple[MeshSpan, ...]:
     """The mesh history of a run."""
     formed = run.of(EventKind.ATTEMPT_FORMING)
     history = mesh_history((event["restore"]["step"], event["mesh"]) for event in formed)
-    return until(history, run.training.train.steps)
+    return until(history, run.training.train.last_step)
 
 
 def scheduled(

@@ -133,7 +133,7 @@ def in_torch(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> li
     model = divided(CaseModel(part, data_index(world)), mesh, division, part)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    for step in range(1, train.steps + 1):
+    for step in range(1, train.last_step + 1):
         seed_generators(train.seed, step, data_index(world), "cpu")
         total, batches = torch.zeros(()), [*_batches(world, spec, step)]
         for samples, last in batches:

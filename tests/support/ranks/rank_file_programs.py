@@ -18,9 +18,9 @@ def trained(port: int, cache_dir: Path, world: World, spec: TrainingSpec, folder
     """Train, write the last state, and return the digest of this rank's part."""
     recipe = started(port, cache_dir, world, spec)
     train(recipe, world, spec, RecordingHooks(), 0)
-    rank_files.write(folder, world.rank, recipe, spec.train.steps)
+    rank_files.write(folder, world.rank, recipe, spec.train.last_step)
     process_groups.leave()
-    return recipe.state_digest(spec.train.steps)
+    return recipe.state_digest(spec.train.last_step)
 
 
 def passed_on(

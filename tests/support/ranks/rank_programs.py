@@ -309,9 +309,9 @@ def digests_both_ways(
 ) -> tuple[str, str]:
     recipe = started(port, cache_dir, world, spec)
     train(recipe, world, spec, RecordingHooks(), 0)
-    filled = save(recipe, folder, world, spec.train.steps)
+    filled = save(recipe, folder, world, spec.train.last_step)
     process_groups.leave()
-    return filled, recipe.state_digest(spec.train.steps)
+    return filled, recipe.state_digest(spec.train.last_step)
 
 
 def rebound(

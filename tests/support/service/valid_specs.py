@@ -31,6 +31,7 @@ OWN_SETTINGS = st.recursive(
     max_leaves=8,
 )
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True) | st.just("1e5")
+TOKENS = st.sampled_from([1, 20e9, "20e9"]) | st.integers(1, 2**53 - 1)
 WEIGHTS = st.floats(1e-3, 1e6)
 SETS = st.fixed_dictionaries(
     {
@@ -64,6 +65,7 @@ def _data(count: int, *, weighted: bool) -> st.SearchStrategy[dict[str, Any]]:
             "bad_records": st.floats(0, 0.99),
             "shuffle_gb": st.floats(1e-3, 1e6),
             "prepared": st.just([]) | st.tuples(*[SETS] * count).map(list),
+            "special_tokens": st.just({"document_end": {"id": 0}, "pad": {"id": 3, "token": "ä"}}),
         },
     ).map(_with_origins)
 
@@ -103,6 +105,9 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "sequence_length": st.integers(1, 2**40).map(lambda n: 2 * n),
     "ffn_dim": st.none() | st.integers(1, 2**40).map(lambda n: 2 * n),
     "steps": st.integers(20, 2**53 - 1),
+    # A spec has one of the three: see `_of_tokens`.
+    "tokens": st.none(),
+    "epochs": st.none(),
     "warmup_steps": st.integers(0, 20),
     "rollback_steps": st.just(1),
     "max_skips": st.integers(1, 100),
@@ -164,7 +169,8 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
     """Documents with a name and any other keys; some of elastic jobs."""
     drawn = st.builds(lambda name, keys: {**keys, "name": name}, NAMES, section(JobSpec))
     fixed = drawn.map(_combinable)
-    any_kind = fixed | fixed.map(_elastic) | fixed.map(_listed)
+    of_tokens = st.builds(_of_tokens, fixed, TOKENS)
+    any_kind = fixed | of_tokens | fixed.map(_elastic) | fixed.map(_listed)
     return (any_kind | st.builds(_program, fixed, PROGRAMS)).map(_without_unused)
 
 
@@ -195,6 +201,15 @@ def _combinable(document: dict[str, Any]) -> dict[str, Any]:
     if not document.get("parallel", {}).get("sequence_parallel"):
         return document
     return {**document, "model": {**document.get("model", {}), "compile": False}}
+
+
+def _of_tokens(document: dict[str, Any], tokens: float) -> dict[str, Any]:
+    """The document with tokens in place of steps."""
+    if document.get("recipe", "pretrain") != "pretrain":
+        return document
+    train = {k: v for k, v in document.get("train", {}).items() if k != "steps"}
+    schedule = {**train.get("schedule", {}), "warmup_steps": 1}
+    return {**document, "train": {**train, "tokens": tokens, "schedule": schedule}}
 
 
 def _elastic(document: dict[str, Any]) -> dict[str, Any]:

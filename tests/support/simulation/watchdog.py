@@ -40,7 +40,7 @@ class Watchdog:
     def committed(self, attempt: int, step: int) -> None:
         """A step was applied. Once an attempt has applied a step, no older attempt may."""
         assert attempt >= self._stepping, f"attempt {attempt} steps after {self._stepping}"
-        assert not self._ended or step <= self._config.spec.train.steps
+        assert not self._ended or step <= self._config.spec.train.last_step
         self._stepping = attempt
 
     def check(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,36 @@ from holdfast_workers.checkpoint.export import NotExportable, plan_export, write
 from holdfast_workers.checkpoint.manifest import BadCheckpoint
 from holdfast_workers.checkpoint.storage import Storage, write_small
 from holdfast_workers.models.llama_parameters import hugging_face_name, parameter_shapes
-from holdfast_workers.spec import DataSpec, ModelSpec, SourceSpec, TrainingSpec
+from holdfast_workers.spec import (
+    DataSpec,
+    ModelSpec,
+    PreparedSpec,
+    SourceSpec,
+    SpecialTokenSpec,
+    TrainingSpec,
+)
 
+DIGEST = "0123456789abcdef" * 2
+SOURCE = SourceSpec(path="/data")
+DATA = DataSpec(
+    tokenizer="/models/a",
+    sources=(SOURCE,),
+    prepared=(
+        PreparedSpec(
+            uri="/sets/a",
+            origin="",
+            digest=DIGEST,
+            vocabulary=256,
+            tokens=9,
+            tokenizer=DIGEST,
+            document_end=7,
+        ),
+    ),
+    special_tokens={
+        "document_end": SpecialTokenSpec(id=7, token="<|end|>"),
+        "pad": SpecialTokenSpec(id=5, token="<|pad|>"),
+    },
+)
 MESHES = [{"dp_shard": 2, "tp": 2}, {"dp_shard": 1, "tp": 4}, {"dp_shard": 1, "tp": 1}]
 
 
@@ -52,7 +81,7 @@ def test_hugging_face_names_need_the_built_in_llama(root: Storage, tmp_path: Pat
         plan_export(save_world(root, 7, 1, MESHES[0]), hugging_face=True)
     training = TrainingSpec(
         model=ModelSpec(dim=32, layers=1, heads=2, sequence_length=16),
-        data=DataSpec(tokenizer="/models/a", sources=(SourceSpec(path="/data"),)),
+        data=DATA,
     )
     manifest = save_model(root, 8, training)
     target = tmp_path / "model.safetensors"
@@ -60,9 +89,34 @@ def test_hugging_face_names_need_the_built_in_llama(root: Storage, tmp_path: Pat
         write_export(root.below(manifest.folder), plan_export(manifest, hugging_face=True), file)
     with safe_open(target, framework="numpy") as exported:
         shapes = {name: tuple(exported.get_slice(name).get_shape()) for name in exported.keys()}  # noqa: SIM118
-        assert exported.metadata()["tokenizer"] == "/models/a"
+        config = json.loads(exported.metadata()["config"])
+    assert [config[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [None, 7, 5]
     own = parameter_shapes(training.model, 256)
     assert shapes == {hugging_face_name(name): shape for name, shape in own.items()}
+
+
+def test_an_export_names_the_tokenizer_that_belongs_to_it(root: Storage) -> None:
+    model = ModelSpec(dim=32, layers=1, heads=2, sequence_length=16)
+    prepared = save_model(root, 8, TrainingSpec(model=model, data=DATA))
+    metadata = metadata_of(plan_export(prepared).header)
+    assert json.loads(metadata.pop("special_tokens")) == {
+        "document_end": {"id": 7, "token": "<|end|>"},
+        "pad": {"id": 5, "token": "<|pad|>"},
+    }
+    assert metadata == {
+        **{"format": "pt", "step": "8", "attempt": "1"},
+        **{"tokenizer": "/models/a", "tokenizer_digest": DIGEST, "vocabulary": "256"},
+    }
+    bytes_only = save_model(root, 9, TrainingSpec(model=model))
+    metadata = metadata_of(plan_export(bytes_only).header)
+    assert (metadata["tokenizer"], metadata["vocabulary"]) == ("bytes", "256")
+    own = save_model(root, 10, TrainingSpec(model=model, recipe="a:b"))
+    assert "tokenizer" not in metadata_of(plan_export(own).header)
+
+
+def metadata_of(header: bytes) -> dict[str, str]:
+    found: dict[str, str] = json.loads(header[8:])["__metadata__"]
+    return found
 
 
 def test_a_vision_model_is_exported_with_its_own_names(root: Storage) -> None:

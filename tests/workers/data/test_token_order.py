@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from holdfast_workers.data import sample_order
 from holdfast_workers.data.sample_order import Indices, micro_batch_positions, passes
 from holdfast_workers.data.token_order import SourceShards, TokenOrder
+from holdfast_workers.data.token_set import ShardFacts, TokenizerFacts, TokenSet
 
 SEEDS = st.integers(min_value=0, max_value=2**63)
 SIZES = st.lists(st.lists(st.integers(2, 40), min_size=1, max_size=6), min_size=1, max_size=4)
@@ -38,6 +39,12 @@ def order_of(
     return TokenOrder(sources, weights, length, seed, shuffled)
 
 
+def token_set_of(sizes: Sequence[int]) -> TokenSet:
+    """The manifest of a source with shards of these numbers of tokens."""
+    shards = tuple(ShardFacts("", 2 * tokens, tokens, 1) for tokens in sizes)
+    return TokenSet("/a", "text", TokenizerFacts("bytes", "", 256, 0), shards, 1, 1)
+
+
 def targets(order: TokenOrder, samples: Indices) -> Counter[tuple[int, int]]:
     """The tokens (shard, number) that are targets of the samples, each with its count."""
     shards, starts = order.windows_of(samples)
@@ -56,6 +63,7 @@ def test_without_weights_an_epoch_has_each_token_once(
     sizes: list[list[int]], length: int, seed: int, shuffled: int, epoch: int
 ) -> None:
     order = order_of(sizes, length=length, seed=seed, shuffled=shuffled)
+    assert order.samples == sum(token_set_of(each).samples(length) for each in sizes)
     positions = np.arange(epoch * order.samples, (epoch + 1) * order.samples)
     tokens = [size for each in sizes for size in each]
     expected = {(shard, n): 1 for shard, size in enumerate(tokens) for n in range(1, size)}

@@ -41,7 +41,7 @@ def test_it_is_the_llama_of_hugging_face(tied: bool, scaling: RopeScalingSpec | 
     with torch.no_grad():
         for value in weights.values():
             value.mul_(3.0)  # so that positions matter
-        theirs = hugging_face_llama.forward(weights, hugging_face_config(spec, 50), tokens)
+        theirs = hugging_face_llama.forward(weights, hugging_face_config(spec, 50, {}), tokens)
         torch.testing.assert_close(model(tokens), theirs, rtol=1e-4, atol=1e-4)
 
 

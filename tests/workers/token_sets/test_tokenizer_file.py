@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
-from holdfast_workers.spec.train import DataSpec
+from holdfast_workers.spec.train import DataSpec, SpecialTokenSpec
 from holdfast_workers.token_sets.refusals import DataRefused
 from holdfast_workers.token_sets.tokenizer_file import Encoder, TokenizerFile, read_tokenizer
 
@@ -65,6 +65,28 @@ def test_the_end_is_the_eos_token_of_the_configuration(
     shutil.copy(tokenizer_file, tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
     assert read_tokenizer(DataSpec(tokenizer=str(tmp_path))).facts.document_end == 0
+
+
+def test_special_tokens_are_those_that_the_configuration_names_and_the_file_has(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
+    shutil.copy(tokenizer_file, tmp_path)
+    end = SpecialTokenSpec(id=0, token=END)
+    byte = SpecialTokenSpec(id=1, token="!")
+    config = {
+        "eos_token": {"content": END},
+        "bos_token": "!",
+        "pad_token": "<|none|>",
+        "unk_token": 7,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    found = read_tokenizer(DataSpec(tokenizer=str(tmp_path), document_end="!"))
+    assert found.special_tokens == {"document_end": byte, "bos": byte, "eos": end}
+    for damaged in ("[", "[1]"):
+        (tmp_path / "tokenizer_config.json").write_text(damaged)
+        found = read_tokenizer(DataSpec(tokenizer=str(tmp_path), document_end=END))
+        assert found.special_tokens == {"document_end": end}
+    assert read_tokenizer(DataSpec()).special_tokens == {"document_end": SpecialTokenSpec(id=0)}
 
 
 def test_nothing_is_cut_padded_or_added(

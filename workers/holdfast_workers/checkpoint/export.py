@@ -29,7 +29,7 @@ from holdfast_workers.checkpoint.manifest import (
 from holdfast_workers.checkpoint.manifest_checks import check_bytes, check_sizes, check_tiling
 from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
-from holdfast_workers.spec import BYTES, ModelSpec
+from holdfast_workers.spec import BUILT_IN_RECIPES, DataSpec, ModelSpec, TrainingSpec
 from holdfast_workers.state.layout import (
     MODEL_PREFIX,
     StateLayout,
@@ -83,10 +83,11 @@ def read_plan(checkpoint: Storage, *, hugging_face: bool = False) -> tuple[Manif
 
 def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan:
     """Plan a file of the checkpoint's model weights under the model's own names. With several
-    modules, the name of each precedes its own.
+    modules, the name of each precedes its own. The metadata of a language model of the built-in
+    recipe name its tokenizer.
 
-    `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata, and
-    the tokenizer as the spec names it; only for the built-in Llama. Raises NotExportable,
+    `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata; only
+    for the built-in Llama. Raises NotExportable,
     BadCheckpoint or IncompleteCheckpoint if the manifest promises more than it can hold: the plan's
     size is at most that of the files.
     """
@@ -99,10 +100,9 @@ def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan
     metadata = {"format": "pt", "step": str(manifest.step), "attempt": str(manifest.attempt)}
     prefix = module_prefix(parameters)
     names = {name: name.removeprefix(prefix) for name in parameters}
+    metadata |= _tokenizer_metadata(manifest)
     if hugging_face:
         metadata["config"] = json.dumps(_hugging_face_config(manifest, parameters))
-        data = manifest.extra["training"].get("data") or {}
-        metadata["tokenizer"] = data.get("tokenizer", BYTES)
         names = {name: _hugging_face_name(name) for name in parameters}
     # The library's order: the widest elements first, so that all tensors stay aligned.
     order = sorted(names, key=lambda name: (-_element(parameters[name])[1], names[name]))
@@ -196,6 +196,23 @@ def _element(tensor: SavedTensor) -> tuple[str, int]:
         ) from error
 
 
+def _tokenizer_metadata(manifest: Manifest) -> dict[str, str]:
+    """What a program needs to find the tokenizer of a language model of the recipe `pretrain`."""
+    spec = TrainingSpec.model_validate(manifest.extra.get("training") or {"recipe": ""})
+    if spec.recipe not in BUILT_IN_RECIPES or spec.has_own_model or spec.model.family != "llama":
+        return {}
+    data = spec.data
+    found = {"tokenizer": data.tokenizer, "tokenizer_digest": "", "vocabulary": ""}
+    if data.vocabulary is not None:
+        found["vocabulary"] = str(data.vocabulary)
+    if data.prepared and data.prepared[0].tokenizer is not None:
+        found["tokenizer_digest"] = data.prepared[0].tokenizer
+    if data.special_tokens:
+        tokens = {role: token.model_dump() for role, token in data.special_tokens.items()}
+        found["special_tokens"] = json.dumps(tokens)
+    return {name: text for name, text in found.items() if text}
+
+
 def _hugging_face_config(
     manifest: Manifest, parameters: Mapping[str, SavedTensor]
 ) -> dict[str, Any]:
@@ -214,7 +231,9 @@ def _hugging_face_config(
     if embedding is None:
         raise NotExportable("it has no embedding: it is not a Llama of Holdfast")
     model = ModelSpec.model_validate(training["model"])
-    return hugging_face_config(model, vocabulary=embedding.global_shape[0])
+    data = DataSpec.model_validate(training.get("data") or {})
+    ids = {role: token.id for role, token in data.special_tokens.items()}
+    return hugging_face_config(model, embedding.global_shape[0], ids)
 
 
 def _hugging_face_name(name: str) -> str:

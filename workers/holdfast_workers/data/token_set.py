@@ -118,6 +118,10 @@ class TokenSet:
     def nbytes(self) -> int:
         return sum(shard.nbytes for shard in self.shards)
 
+    def samples(self, sequence_length: int) -> int:
+        """Of an epoch, in samples of `sequence_length` targets: see `TokenOrder`."""
+        return sum(-(-(shard.tokens - 1) // sequence_length) for shard in self.shards)
+
     @property
     def digest(self) -> str:
         """Of the tokens alone: equal for equal documents, wherever their files were."""

@@ -136,7 +136,7 @@ class Context:
     @property
     def last_step(self) -> int:
         """The spec's `train.steps`."""
-        return self._recipe.spec.train.steps
+        return self._recipe.spec.train.last_step
 
     # --- state ----------------------------------------------------------------------------------
 

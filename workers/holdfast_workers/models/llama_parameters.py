@@ -7,10 +7,11 @@ same frequencies, so no row of a projection has to be permuted.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from holdfast_workers.spec import ModelSpec, RopeScalingSpec
+from holdfast_workers.spec import ModelSpec, RopeScalingSpec, SpecialRole
 
 Shape = tuple[int, ...]
 
@@ -84,9 +85,15 @@ def hugging_face_name(name: str) -> str:
     return f"model.layers.{block[1]}.{_IN_BLOCK[block[2]]}"
 
 
-def hugging_face_config(model: ModelSpec, vocabulary: int) -> dict[str, Any]:
-    """The content of the model's `config.json`."""
+def hugging_face_config(
+    model: ModelSpec, vocabulary: int, special_ids: Mapping[SpecialRole, int]
+) -> dict[str, Any]:
+    """The content of the model's `config.json`. `special_ids`: of the tokenizer; the model has seen
+    the end of documents, which is the end for generation too."""
     return {
+        "bos_token_id": special_ids.get("bos"),
+        "eos_token_id": special_ids.get("document_end"),
+        "pad_token_id": special_ids.get("pad"),
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": vocabulary,

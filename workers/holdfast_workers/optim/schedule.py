@@ -19,7 +19,7 @@ def learning_rate(train: TrainSpec, step: int) -> float:
         return peak * step / schedule.warmup_steps
     if schedule.name == "constant":
         return peak
-    span = max(1, train.steps - schedule.warmup_steps)
+    span = max(1, train.last_step - schedule.warmup_steps)
     progress = min(1.0, (step - schedule.warmup_steps) / span)
     floor = schedule.final_lr_fraction
     return peak * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))

@@ -7,6 +7,7 @@ and between sections; the service finds those that depend on the cluster. All na
 from here; inside of the room, from the module of their section.
 """
 
+from holdfast_workers.spec.amount import AMOUNTS, amount_text, with_steps
 from holdfast_workers.spec.checkpoint import (
     FIRST_MEMORY_STEPS,
     FIRST_REMOTE_STEPS,
@@ -47,11 +48,14 @@ from holdfast_workers.spec.train import (
     PreparedSpec,
     ScheduleSpec,
     SourceSpec,
+    SpecialRole,
+    SpecialTokenSpec,
     TrainSpec,
 )
 from holdfast_workers.spec.training import BUILT_IN_RECIPES, TrainingSpec
 
 __all__ = [
+    "AMOUNTS",
     "BUILT_IN_RECIPES",
     "BYTES",
     "BYTE_VOCABULARY",
@@ -94,10 +98,14 @@ __all__ = [
     "Section",
     "SourceSpec",
     "SpecFault",
+    "SpecialRole",
+    "SpecialTokenSpec",
     "SpikeGuardSpec",
     "TimeoutsSpec",
     "TrainSpec",
     "TrainingSpec",
     "Zero",
+    "amount_text",
     "find_faults",
+    "with_steps",
 ]

@@ -13,12 +13,8 @@ from holdfast_workers.spec.train import BYTES, DataSpec, SourceSpec, ValidationS
 from holdfast_workers.spec.training import TrainingSpec
 
 OF_SOURCES = (
-    "tokenizer",
-    "document_end",
-    "bad_records",
-    "shuffle_gb",
-    "validation",
-    "prepared",
+    *("tokenizer", "document_end", "bad_records", "shuffle_gb", "validation"),
+    *("prepared", "special_tokens"),
 )
 """Fields of `data` that have an effect on `sources` only."""
 _SOURCES = "data.sources"
@@ -177,5 +173,11 @@ def _prepared_faults(data: DataSpec) -> Iterator[SpecFault]:
         message = (
             f"its token sets are of vocabularies of {' and '.join(map(str, sizes))} tokens, and a "
             f"job has one tokenizer: {remedy}"
+        )
+        yield SpecFault(path=path, message=message)
+    elif len({(each.tokenizer, each.document_end) for each in sets}) > 1:
+        message = (
+            "the tokenizer, or its document end, was changed between the preparation of its token "
+            f"sets: {remedy}"
         )
         yield SpecFault(path=path, message=message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast_workers.spec.amount import AMOUNTS, amount_faults
 from holdfast_workers.spec.data_faults import data_faults
 from holdfast_workers.spec.model_faults import model_faults
 from holdfast_workers.spec.parallel import ParallelSpec
@@ -42,11 +43,13 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             f"{parallel.dp_shard} = {parallel.data_parallel} ranks",
             *("train.micro_batch", "parallel.dp_replicate", "parallel.dp_shard"),
         )
-    if spec.function_name is None and train.schedule.warmup_steps > train.steps:
+    faults += amount_faults(spec)
+    steps, warm_up = train.steps, train.schedule.warmup_steps
+    if spec.function_name is None and steps is not None and warm_up > steps:
         add(
             "train.schedule.warmup_steps",
-            f"warmup_steps {train.schedule.warmup_steps} exceeds steps {train.steps}",
-            "train.steps",
+            f"warmup_steps {warm_up} exceeds steps {steps}",
+            *AMOUNTS,
         )
     guards = spec.guards
     policies = (guards.nonfinite.policy, guards.loss_spike.policy, guards.grad_norm_spike.policy)

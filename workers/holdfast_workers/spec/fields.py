@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from fractions import Fraction
+from math import isfinite
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
@@ -42,6 +45,29 @@ Every = Annotated[
     int | Literal["auto"],
     PlainValidator(_steps_or_auto),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"const": "auto"}]}),
+]
+
+
+MOST_TOKENS = 2**53 - 1
+_AMOUNT = re.compile(r"[0-9]+(\.[0-9]*)?([eE]\+?[0-9]{1,2})?")
+
+
+def _tokens(value: object) -> object:
+    """A whole number, also as 20e9, which is a float in JSON and a text in YAML 1.1."""
+    is_text = isinstance(value, str) and _AMOUNT.fullmatch(value)
+    if is_text or type(value) is int or (isinstance(value, float) and isfinite(value)):
+        exact = Fraction(str(value))
+        if exact.denominator == 1 and 1 <= exact <= MOST_TOKENS:
+            return int(exact)
+    raise PydanticCustomError(
+        "tokens", f"input should be a whole number of tokens from 1 to {MOST_TOKENS}, such as 20e9"
+    )
+
+
+TokenAmount = Annotated[
+    int,
+    PlainValidator(_tokens),
+    WithJsonSchema({"type": "number", "minimum": 1, "maximum": MOST_TOKENS}),
 ]
 
 

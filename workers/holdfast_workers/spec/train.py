@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,11 +16,14 @@ from holdfast_workers.spec.fields import (
     Reference,
     Region,
     Section,
+    TokenAmount,
 )
 
 BYTES = "bytes"
 """The tokenizer whose tokens are the bytes of the text in UTF-8."""
 BYTE_VOCABULARY = 256
+SpecialRole = Literal["document_end", "bos", "eos", "pad", "unk"]
+DEFAULT_STEPS = 300
 MOST_SOURCES = 64
 MOST_SHUFFLED_GB = 1e6
 MOST_HELD_OUT = 0.5
@@ -73,6 +77,26 @@ class PreparedSpec(Section):
     tokens: Positive
     held_out: NonNegative = Field(
         default=0, description="Tokens that `validation.share` keeps from training."
+    )
+    sequence_length: Positive | None = Field(
+        default=None, description="Targets of a sample for which `samples` was counted."
+    )
+    samples: Positive | None = Field(default=None, description="Samples of an epoch.")
+    tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = Field(
+        default=None,
+        description="Digest (XXH3, 128 bits) of the `tokenizer.json`; for `bytes`, of this word.",
+    )
+    document_end: NonNegative | None = Field(
+        default=None, description="Id of the token that ends each document."
+    )
+
+
+class SpecialTokenSpec(Section):
+    """A token of a tokenizer that stands for no text."""
+
+    id: NonNegative
+    token: Reference | None = Field(
+        default=None, description="null: the tokenizer is `bytes`, whose tokens have no names."
     )
 
 
@@ -150,6 +174,11 @@ class DataSpec(Section):
         description="The token set of each source, which the server sets: a replay reads the same "
         "tokens.",
     )
+    special_tokens: dict[SpecialRole, SpecialTokenSpec] = Field(
+        default={},
+        description="Of the token sets' tokenizer, which the server sets: `document_end`, and "
+        "those of `bos`, `eos`, `pad` and `unk` that the `tokenizer_config.json` beside it names.",
+    )
 
     def origin_of(self, source: SourceSpec) -> str:
         """Digest of all that a source's tokens depend on, but for the content of its files."""
@@ -205,7 +234,22 @@ Determinism = Literal["strict", "fast"]
 
 
 class TrainSpec(Section):
-    steps: Positive = 300
+    tokens: TokenAmount | None = Field(
+        default=None,
+        description="In place of `steps`: the tokens to train on, such as 20e9. A sample counts as "
+        "`model.sequence_length` of them, and the last step is a whole one.",
+    )
+    epochs: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="In place of `steps`: how often each token of `data.sources` without weights "
+        "is trained on, such as 2 or 0.5. The last step is a whole one.",
+    )
+    steps: Positive | None = Field(
+        default_factory=lambda given: None if _has_amount(given) else DEFAULT_STEPS,
+        json_schema_extra={"default": DEFAULT_STEPS},
+        description="Optimizer steps. The server sets those that `tokens` or `epochs` come to; "
+        "null: not known before the sources are prepared.",
+    )
     global_batch: Positive = Field(default=16, description="Samples per optimizer step.")
     micro_batch: Positive = Field(default=4, description="Samples per rank and forward pass.")
     seed: NonNegative = 7
@@ -219,3 +263,14 @@ class TrainSpec(Section):
         "any kernel; on accelerators two runs may differ in their last bits, digests prove "
         "nothing, and replicas are not compared by them.",
     )
+
+    @property
+    def last_step(self) -> int:
+        """The number of steps. Raises ValueError if it is not known yet."""
+        if self.steps is None:
+            raise ValueError("train.steps is not known before the sources are prepared")
+        return self.steps
+
+
+def _has_amount(given: Mapping[str, Any]) -> bool:
+    return given.get("tokens") is not None or given.get("epochs") is not None

@@ -12,7 +12,7 @@ import json
 import os
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast_workers.data.token_set import TokenizerFacts, Tokens, shard_digest
-from holdfast_workers.spec.train import BYTE_VOCABULARY, BYTES, DataSpec
+from holdfast_workers.spec.train import (
+    BYTE_VOCABULARY,
+    BYTES,
+    DataSpec,
+    SpecialRole,
+    SpecialTokenSpec,
+)
 from holdfast_workers.token_sets.refusals import (
     DataRefused,
     LibraryMissing,
@@ -36,6 +42,7 @@ MOST_FILE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 20
 """Text that is encoded at once; the encoding takes 100 to 200 times as much memory."""
 _BYTES_END = 0
+_ROLES: tuple[SpecialRole, ...] = ("bos", "eos", "pad", "unk")
 _RARE = "ö世✓🙂"
 _SPACES = "\n\t "
 _REPLACEMENT = "\ufffd"
@@ -47,6 +54,8 @@ class TokenizerFile:
     facts: TokenizerFacts
     content: bytes
     """Of the `tokenizer.json`; b"" for `bytes`."""
+    special_tokens: dict[SpecialRole, SpecialTokenSpec] = field(default_factory=dict)
+    """The end of documents, and those that the configuration beside the file names."""
 
 
 def read_tokenizer(data: DataSpec) -> TokenizerFile:
@@ -59,7 +68,8 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
                 "with a zero byte: leave document_end out"
             )
         digest = shard_digest(BYTES.encode())
-        return TokenizerFile(TokenizerFacts(BYTES, digest, BYTE_VOCABULARY, _BYTES_END), b"")
+        facts = TokenizerFacts(BYTES, digest, BYTE_VOCABULARY, _BYTES_END)
+        return TokenizerFile(facts, b"", {"document_end": SpecialTokenSpec(id=_BYTES_END)})
     path = _file_of(data.tokenizer)
     content = _read(path)
     loaded = _loaded(content, str(path))
@@ -82,7 +92,13 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
         document_end=vocabulary[end],
         library=_version(),
     )
-    return TokenizerFile(facts, content)
+    named = {"document_end": end, **_named_in_config(path.with_name(CONFIG))}
+    special = {
+        role: SpecialTokenSpec(id=vocabulary[token], token=token)
+        for role, token in named.items()
+        if token in vocabulary
+    }
+    return TokenizerFile(facts, content, special)
 
 
 class Encoder:
@@ -249,20 +265,45 @@ def _signs_of_bytes() -> tuple[str, ...]:
 def _end_in_config(path: Path) -> str:
     remedy = "set data.document_end to the token that ends each document"
     try:
-        there, regular = path.exists(), path.is_file()
+        there = path.exists()
     except OSError as error:
         raise unreadable(str(path), error) from error
     if not there:
         raise DataRefused(f"there is no {path} with an eos_token: {remedy}")
+    end = _named(_config(path, remedy), "eos")
+    if end is None:
+        raise DataRefused(f"{path} names no eos_token: {remedy}")
+    return end
+
+
+def _named_in_config(path: Path) -> dict[SpecialRole, str]:
+    """The special tokens that a configuration names; none if it cannot be read: only a document's
+    end is needed, which is known."""
+    try:
+        config = _config(path, "")
+    except DataRefused:
+        return {}
+    found = {role: _named(config, role) for role in _ROLES}
+    return {role: token for role, token in found.items() if token is not None}
+
+
+def _config(path: Path, remedy: str) -> dict[str, Any]:
+    """Raises DataRefused, and TransientStorageError."""
+    try:
+        regular = path.is_file()
+    except OSError as error:
+        raise unreadable(str(path), error) from error
     if not regular:  # a pipe would never end
         raise DataRefused(f"{path} is no regular file: {remedy}")
     try:
         config = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise DataRefused(f"{path} cannot be read ({shortened(error)}): {remedy}") from error
-    end = config.get("eos_token") if isinstance(config, dict) else None
-    if isinstance(end, dict):
-        end = end.get("content")
-    if isinstance(end, str) and end:
-        return end
-    raise DataRefused(f"{path} names no eos_token: {remedy}")
+    return config if isinstance(config, dict) else {}
+
+
+def _named(config: dict[str, Any], role: SpecialRole) -> str | None:
+    token = config.get(f"{role}_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None

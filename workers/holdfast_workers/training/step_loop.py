@@ -148,7 +148,7 @@ class Steps:
         The digest of that step is reported again, because a fault may have prevented its report."""
         self.applied = start_step
         """The step that was applied last."""
-        self.over = start_step >= spec.train.steps
+        self.over = start_step >= spec.train.last_step
         """Whether `applied` is the last step of the attempt."""
         self.left = False
         """Whether the attempt is over before the job: the mesh changes."""
@@ -188,7 +188,7 @@ class Steps:
         self._hooks.committed(_row(outcome, now - self._previous))
         self._previous = now
         self.applied = step
-        ends = step == self._spec.train.steps or outcome.agreed.stop
+        ends = step == self._spec.train.last_step or outcome.agreed.stop
         self.left = outcome.agreed.leave and not ends
         self.over = ends or self.left
         self._pending = outcome.agreed

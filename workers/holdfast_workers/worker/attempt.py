@@ -149,7 +149,7 @@ class RankAttempt:
         self._replicated = -1  # the newest step in memory that was reported to be at the partners
         self._steps: Steps | None = None
         self._checkpoints = RankCheckpoints(order, link.send, faults)
-        self._log = RankLog(self._rank, self._number, order.form.mesh, self._spec.train.steps)
+        self._log = RankLog(self._rank, self._number, order.form.mesh, self._spec.train.last_step)
         self._wait_budget = WaitBudget(config.replication_patience_s, config.replication_share)
         self._intervals = order.form.intervals or self._spec.checkpoint.first_intervals
         self._remote_saves = RemoteSaveSchedule()
@@ -188,7 +188,7 @@ class RankAttempt:
         self._log.log_joined(start, tier, self._phases)
         self._step = start
         self._cold_until = start + COLD_STEPS
-        if start == self._spec.train.steps:  # the fault was between the last step and its save
+        if start == self._spec.train.last_step:  # the fault was between the last step and its save
             snapshot = self._recipe.freeze(start)
             self._checkpoints.leave_for_saver(start, snapshot.layout, snapshot.copy_to, {})
         self._steps = Steps(self._recipe, world, self._spec, self, start, self._start_digest)

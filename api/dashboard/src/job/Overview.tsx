@@ -12,6 +12,7 @@ import { isProgram } from "./level";
 import { LevelCard } from "./LevelCard";
 import { OutputEnd } from "./logs/OutputEnd";
 import { Section } from "./Section";
+import { Sources } from "./Sources";
 import { tabName, tabPath, type Tab } from "./tabs";
 
 interface OverviewProps {
@@ -33,6 +34,7 @@ export function Overview({ job, brush, choices, live, wanted, incidents = NONE, 
     <>
       <LevelCard job={job} />
       {isProgram(job) && wanted && <OutputEnd job={job} live={live} more={<More job={job} tab="logs" />} />}
+      <Sources job={job} />
       <ChartsSection {...{ job, wanted, brush, choices, incidents }} brief={<More job={job} tab="charts" />} />
       {incidents.length > 0 && (
         <Section id="incidents" name="Newest incidents" tools={<More job={job} tab="incidents" />}>

@@ -52,11 +52,11 @@ export function Summary({ spec }: { spec: Spec }) {
           <>
             <dt>Steps</dt>
             <dd>
-              <strong>{count(steps)}</strong> <span className="dim">of {short(tokens)} {vision ? "patches" : "tokens"}</span>
+              {steps ? <strong>{count(steps)}</strong> : "known once the sources are prepared,"} <span className="dim">of {short(tokens)} {vision ? "patches" : "tokens"}</span>
             </dd>
             <dt>{vision ? "Patches" : "Tokens"} in total</dt>
             <dd>
-              <strong>{short(tokens * steps)}</strong>
+              {steps ? <strong>{short(tokens * steps)}</strong> : `${number(figure(spec, "train", "epochs"))} epochs`}
             </dd>
             <dt>Memory tier</dt>
             <dd>{every("memory")}</dd>

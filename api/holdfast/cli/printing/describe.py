@@ -12,13 +12,19 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.cli.printing import output
-from holdfast.cli.printing.columns import Column, lay
+from holdfast.cli.printing.columns import ELLIPSIS, Column, lay
 from holdfast_service.placement.memory_protection import MemoryProtection
 from holdfast_service.views.attempts import AttemptView, MemberView
 from holdfast_service.views.goodput import GoodputView
 from holdfast_service.views.incident_text import tiers_text
 from holdfast_service.views.incidents import IncidentView, SentenceSubject
-from holdfast_service.views.jobs import GuardsView, JobView, ProgressView, TripView
+from holdfast_service.views.jobs import (
+    GuardsView,
+    JobView,
+    ProgressView,
+    SourceReadView,
+    TripView,
+)
 from holdfast_service.views.pages import CheckpointPage
 from holdfast_service.views.start_text import is_start, start_text
 from holdfast_service.views.timeline import VerdictView
@@ -33,6 +39,15 @@ MEMBERS = (
     Column("pid", right=True),
     Column("role"),
 )
+SOURCES = (
+    Column(""),
+    Column("source", least=12),
+    Column("weight", right=True, drop=1),
+    Column("tokens", right=True),
+    Column("seen", right=True),
+    Column("epoch", right=True),
+)
+MOST_OF_PATH = 48
 INCIDENT_INDENT = 4
 
 
@@ -51,6 +66,10 @@ def show(
     shorten = output.NodeIdShortener(view.model_dump_json() for view in views)
     (short_id,) = output.ids([job.id])
     _print_summary(console, job)
+    if job.reads is not None:
+        console.print(Text("\nSources", "bold"))
+        console.print(lay(SOURCES, [*map(_source_row, job.reads.sources)], output.width()))
+        console.print()
     for line in (*goodput_lines(goodput), *node_problem_lines(job, shorten)):
         console.print(output.fold(line, 2))
     for attempt in attempts:
@@ -217,6 +236,7 @@ def _print_summary(console: Console, job: JobView) -> None:
         facts += _level_facts(job)
     elif (job.spec.get("train") or {}).get("deterministic") == "fast":
         facts.append(("Bits", "may differ between runs on accelerators: deterministic is fast"))
+    facts += _data_facts(job)
     if job.started_at is not None and job.ended_at is not None:
         facts.append(("Ran for", output.seconds(job.ended_at - job.started_at)))
     if job.origin is not None:
@@ -253,6 +273,29 @@ def _progress(progress: ProgressView) -> str:
         return f"no step reported, attempt {progress.attempt}"
     of = f" of {progress.steps}" if progress.steps is not None else ""
     return f"step {progress.step}{of}, attempt {progress.attempt}"
+
+
+def _data_facts(job: JobView) -> list[tuple[str, str | Text]]:
+    return [] if job.reads is None else [("Tokenizer", job.reads.tokenizer)]
+
+
+def _source_row(source: SourceReadView) -> list[str | Text]:
+    return [
+        "",
+        _shortened(source.path),
+        output.number(source.weight, "g"),
+        output.number(source.tokens, ","),
+        output.number(source.tokens_seen, ","),
+        output.number(source.epochs, ".2f"),
+    ]
+
+
+def _shortened(path: str) -> str:
+    """Cut in the middle: a path is known by its beginning and its end."""
+    if len(path) <= MOST_OF_PATH:
+        return path
+    end = MOST_OF_PATH * 2 // 3
+    return f"{path[: MOST_OF_PATH - 1 - end]}{ELLIPSIS}{path[-end:]}"
 
 
 def _level_facts(job: JobView) -> list[tuple[str, str | Text]]:

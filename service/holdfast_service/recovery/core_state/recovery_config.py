@@ -94,7 +94,7 @@ class RecoveryConfig:
 
     @property
     def steps(self) -> int:
-        return NO_LAST_STEP if self.runs_program else self.spec.train.steps
+        return NO_LAST_STEP if self.runs_program else self.spec.train.last_step
 
     @cached_property
     def micro_batches(self) -> int:
