@@ -116,7 +116,8 @@ class _Reading(threading.Thread, Generic[Share, Batch]):
                 self._before = None
             self.check()
             for batch in self._batches:
-                self._add(batch)
+                self._read.append(batch)
+                self.show_life()
                 self.check()
         except BaseException as error:
             self._error = error  # raised in the thread that takes the batches
@@ -132,12 +133,6 @@ class _Reading(threading.Thread, Generic[Share, Batch]):
         with self._changed:
             self._signs += 1
             self._changed.notify()
-
-    def _add(self, batch: Batch) -> None:
-        with self._changed:
-            if not self._dropped:
-                self._read.append(batch)
-        self.show_life()
 
     # --- in the training thread -------------------------------------------------------------
 
@@ -156,9 +151,8 @@ class _Reading(threading.Thread, Generic[Share, Batch]):
                         check()
 
     def drop(self) -> None:
-        with self._changed:
-            self._dropped = True
-            self._read.clear()
+        self._dropped = True
+        self._read.clear()
 
     def _shows_life(self, after: int, timeout_s: float) -> bool:
         with self._changed:
