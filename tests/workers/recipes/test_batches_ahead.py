@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.progress import beacon as beacons
 from holdfast_workers.progress.beacon import Beacon, BeaconReader
 from holdfast_workers.recipes import batches_ahead
-from holdfast_workers.recipes.batches_ahead import BatchesAhead, check_of_wait
+from holdfast_workers.recipes.batches_ahead import BatchesAhead, wait_for_data
 
 Read = tuple[int, int]
 """A share, and the number of a batch."""
@@ -23,6 +24,10 @@ Read = tuple[int, int]
 
 def nothing() -> None:
     pass
+
+
+def unexpected() -> None:
+    raise AssertionError("a thread of its own reads")
 
 
 class Source:
@@ -35,6 +40,7 @@ class Source:
         """How many threads read, at each batch."""
         self.held: set[Read] = set()
         self.bad: set[Read] = set()
+        self.slow: set[Read] = set()
         self.checks = True
         self._reading = 0
         self._lock = threading.Lock()
@@ -59,12 +65,13 @@ class Source:
             self.begun.append(batch)
 
     def _wait(self, batch: Read) -> None:
-        check = check_of_wait()
-        assert check is not None
-        while batch in self.held:
+        with wait_for_data(unexpected) if batch in self.held else nullcontext(nothing) as check:
+            while batch in self.held:
+                threading.Event().wait(0.01)
+                if self.checks:
+                    check()
+        while batch in self.slow:
             threading.Event().wait(0.01)
-            if self.checks:
-                check()
         if batch in self.bad:
             raise CorpusError(f"{batch} did not come")
 
@@ -178,6 +185,28 @@ def test_one_thread_reads_also_if_a_dropped_one_ends_late(
     assert batches.take(nothing) == (3, 0)
     assert set(source.readers) == {1}
     assert not [batch for batch in source.begun if batch[0] == 2]
+
+
+def test_a_wait_for_missing_data_is_told_from_one_for_the_processor(
+    source: Source, batches: BatchesAhead[int, Read]
+) -> None:
+    source.held.add((1, 1))
+    source.slow.add((1, 2))
+    batches.begin(1)
+    batches.take(nothing)
+
+    def bring() -> None:
+        if batches.fetch_waited_s:
+            source.held.clear()
+
+    batches.take(bring)
+    fetched_s, waited_s = batches.fetch_waited_s, batches.waited_s
+    assert 0 < fetched_s <= waited_s
+    batches.take(source.slow.clear)
+    assert batches.fetch_waited_s == fetched_s
+    assert batches.waited_s > waited_s
+    batches.begin(2)
+    assert batches.waited_s == batches.fetch_waited_s == 0.0
 
 
 def test_a_long_wait_is_a_phase_that_its_check_may_end(
