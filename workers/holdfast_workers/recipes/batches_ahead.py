@@ -38,8 +38,8 @@ class BatchesAhead(Generic[Share, Batch]):
     def __init__(self, read: Callable[[Share], Iterator[Batch]]) -> None:
         """`read` is called by the training thread; what it returns is iterated by another one."""
         self._read = read
-        self._current: _Reading[Share, Batch] | None = None
-        self._ahead: _Reading[Share, Batch] | None = None
+        self._current: _ShareReading[Share, Batch] | None = None
+        self._ahead: _ShareReading[Share, Batch] | None = None
         self._last: threading.Thread | None = None
 
     def begin(self, share: Share) -> None:
@@ -80,8 +80,8 @@ class BatchesAhead(Generic[Share, Batch]):
         _drop(self._ahead)
         self._current = self._ahead = None
 
-    def _start(self, share: Share) -> _Reading[Share, Batch]:
-        reading = _Reading(share, self._read(share), self._last)
+    def _start(self, share: Share) -> _ShareReading[Share, Batch]:
+        reading = _ShareReading(share, self._read(share), self._last)
         self._last = reading
         reading.start()
         return reading
@@ -93,7 +93,7 @@ def wait_for_data(otherwise: Callable[[], None]) -> Iterator[Callable[[], None]]
     moves. Yields a check that raises once the reading is dropped; `otherwise` in a thread of which
     none is."""
     thread = threading.current_thread()
-    if not isinstance(thread, _Reading):
+    if not isinstance(thread, _ShareReading):
         yield otherwise
         return
     thread.show_life(lacks_data=True)
@@ -107,7 +107,7 @@ class _ReadingDropped(Exception):
     """Ends a reading whose batches nothing will take."""
 
 
-class _Reading(threading.Thread, Generic[Share, Batch]):
+class _ShareReading(threading.Thread, Generic[Share, Batch]):
     """The reading of one share."""
 
     def __init__(
@@ -192,6 +192,6 @@ class _Reading(threading.Thread, Generic[Share, Batch]):
         return shown
 
 
-def _drop(reading: _Reading[Share, Batch] | None) -> None:
+def _drop(reading: _ShareReading[Share, Batch] | None) -> None:
     if reading is not None:
         reading.drop()
