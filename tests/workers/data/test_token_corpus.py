@@ -275,8 +275,9 @@ def test_sets_larger_than_the_cache_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SECOND.put_into_cache(tmp_path)
-    monkeypatch.setenv(LIMIT_VARIABLE, "1e-7")
-    sizes = r"have \d\.\d+e-07 GB, .* at most 1e-07 GB: set HOLDFAST_CACHE_LIMIT_GB"
+    limit = len(SECOND.facts.encode()) + 100
+    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
+    sizes = r"have \d\.\d+e-07 GB, .* set HOLDFAST_CACHE_LIMIT_GB on the nodes to at least "
     with pytest.raises(CorpusError, match=sizes):
         opened(tmp_path, SECOND)
 

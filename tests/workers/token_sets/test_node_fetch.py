@@ -26,7 +26,14 @@ from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
 from holdfast_workers.data.token_corpus import TokenCorpus
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
-from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+from holdfast_workers.spec import (
+    DataSpec,
+    ModelSpec,
+    PreparedSpec,
+    SourceSpec,
+    TrainingSpec,
+    TrainSpec,
+)
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 
 AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, look_s=0.02)
@@ -39,7 +46,7 @@ USER = """
 import sys, threading
 from pathlib import Path
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.spec import DataSpec, PreparedSpec
+from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.token_sets.node_fetch import Pauses, fetch
 
 class HangingStore(LocalStorage):
@@ -49,18 +56,25 @@ class HangingStore(LocalStorage):
             stop.wait()
         return super().open(name)
 
-prepared = PreparedSpec.model_validate_json(sys.argv[1])
+spec = TrainingSpec.model_validate_json(sys.argv[1])
 cache, stop, pauses = Path(sys.argv[2]), threading.Event(), Pauses((0.0,), 0.05)
-data, seed = DataSpec(prepared=(prepared,)), int(sys.argv[5])
 
 def tell(progress):
     if progress.is_whole:
         print("done", flush=True)
 
-what = (data, 16, seed, lambda uri: HangingStore(Path(uri)), cache, stop, tell, pauses)
+def open_set(uri):
+    return HangingStore(Path(uri))
+
+what = (spec, open_set, cache, stop, tell, lambda: 0, pauses)
 threading.Thread(target=fetch, args=what, daemon=True).start()
 sys.stdin.read()
 """
+
+
+def spec_of(data: DataSpec, global_batch: int = 1) -> TrainingSpec:
+    train = TrainSpec(seed=SEED, global_batch=global_batch)
+    return TrainingSpec(data=data, model=ModelSpec(sequence_length=LENGTH), train=train)
 
 
 def local(uri: str) -> LocalStorage:
@@ -99,6 +113,7 @@ def fetched(
     open_set: Callable[[str], LocalStorage] = local,
     stop: threading.Event | None = None,
     data: DataSpec | None = None,
+    window: int = 0,
 ) -> list[FetchProgress]:
     """Fetch until all is there."""
     progress: list[FetchProgress] = []
@@ -109,7 +124,8 @@ def fetched(
         if now.is_whole:
             stop.set()
 
-    fetch(data or DataSpec(prepared=prepared), LENGTH, SEED, open_set, cache, stop, keep, AT_ONCE)
+    spec = spec_of(data or DataSpec(prepared=prepared))
+    fetch(spec, open_set, cache, stop, keep, lambda: window, AT_ONCE)
     return progress
 
 
@@ -126,8 +142,9 @@ def fetching(cache: Path, *prepared: PreparedSpec) -> Iterator[Future[list[Fetch
 
 def user(prepared: PreparedSpec, cache: Path, how: str = "", at: str = "") -> subprocess.Popen[str]:
     """A process that fetches a set, and lives until its input ends."""
+    spec = spec_of(DataSpec(prepared=(prepared,)))
     return subprocess.Popen(
-        [sys.executable, "-c", USER, prepared.model_dump_json(), str(cache), how, at, str(SEED)],
+        [sys.executable, "-c", USER, spec.model_dump_json(), str(cache), how, at],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -172,7 +189,10 @@ def test_ranks_read_what_was_fetched(store: Path, cache: Path) -> None:
     assert inputs.shape == (corpus.samples, 16)
 
 
-def test_shards_come_in_the_order_in_which_a_run_reads_them(store: Path, cache: Path) -> None:
+@pytest.mark.parametrize("window", [0, 40, 1000])
+def test_shards_come_in_the_order_in_which_a_run_reads_them(
+    store: Path, cache: Path, window: int
+) -> None:
     made = [MadeSet(str(i), random_shards(i, [60] * 12)) for i in range(2)]
     prepared = tuple(each.store(store / each.facts.source) for each in made)
     sources = tuple(SourceSpec(path="/nowhere", weight=weight) for weight in (1.0, 1.0))
@@ -182,13 +202,12 @@ def test_shards_come_in_the_order_in_which_a_run_reads_them(store: Path, cache: 
     def open_set(uri: str) -> LocalStorage:
         return RecordingStore(Path(uri), opened.append)
 
-    fetched(cache, open_set=open_set, data=data)
+    fetched(cache, open_set=open_set, data=data, window=window)
     corpus = TokenCorpus.open(data, cache, LENGTH, SEED, 0.0)
     names = [shard.object_name for each in made for shard in each.shards]
-    numbers, _ = corpus.order.windows_of(corpus.samples_at(np.arange(corpus.samples)))
-    read = list(dict.fromkeys(names[shard] for shard in numbers.tolist()))
-    for turn, own in enumerate((names[:12], names[12:])):
-        assert opened[turn::2] == [name for name in read if name in own] != own
+    positions = np.arange(2 * corpus.samples) + window
+    numbers, _ = corpus.order.windows_of(corpus.samples_at(positions))
+    assert opened == list(dict.fromkeys(names[shard] for shard in numbers.tolist())) != names
 
 
 def test_what_is_there_is_not_fetched_again(store: Path, cache: Path) -> None:
@@ -238,7 +257,7 @@ def test_a_file_that_goes_comes_again(store: Path, cache: Path, while_others_com
     data = DataSpec(prepared=(prepared,))
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(
-            fetch, data, LENGTH, SEED, local, cache, stop, progress.append, AT_ONCE
+            fetch, spec_of(data), local, cache, stop, progress.append, lambda: 0, AT_ONCE
         )
         try:
             eventually(lambda: len([*cache.glob("shard-*.bin")]) == 3 - while_others_come)
@@ -409,7 +428,7 @@ def test_sets_that_the_cache_may_not_keep_are_refused(
 ) -> None:
     prepared = FIRST.store(store)
     monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")
-    with pytest.raises(CorpusError, match=r"have 3\.\d+e-06 GB, .* 1e-06 GB: set HOLDFAST_"):
+    with pytest.raises(CorpusError, match=r"have 2\.\d+e-06 GB, .* 1e-06 GB: .* set HOLDFAST_"):
         fetched(cache, prepared)
     assert "HOLDFAST_CACHE_LIMIT_GB" in reported_trouble(cache, prepared)
     assert not [*cache.glob("shard-*")]

@@ -128,6 +128,8 @@ class PretrainRecipe(Recipe):
         self._expected: _BuiltRecipe | None = None
         self._pipeline: Pipeline | None = None
         """The pipeline of this attempt, once a step has begun."""
+        self._beacon: beacon.Beacon | None = None
+        """Of the training thread, for others that read data."""
         self._losses: list[Tensor] = []
         """Losses of the micro-batches of the last computed step."""
 
@@ -147,7 +149,11 @@ class PretrainRecipe(Recipe):
     # --- building and rebuilding ------------------------------------------------------------
 
     def prepare(self) -> None:
-        self._task = new_task(self.spec, self.cache_dir, self._waiting_for_data)
+        self._task = new_task(self.spec, self.cache_dir, self._waiting_for_data, self._show_window)
+
+    def _show_window(self, window: int) -> None:
+        if self._beacon is not None:
+            self._beacon.show_window(window)
 
     @contextmanager
     def _waiting_for_data(self) -> Iterator[Callable[[], None]]:
@@ -260,6 +266,7 @@ class PretrainRecipe(Recipe):
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         built, train = self._require_built(), self.spec.train
+        self._beacon = beacon.current()
         self._seed_generators(step)
         share = self._forward_backward(step, phase)
         gradients = [_gradient(parameter) for parameter in built.parameters]
