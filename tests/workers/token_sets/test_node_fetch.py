@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,9 +23,11 @@ from holdfast_workers.checkpoint.storage import (
     StorageDenied,
     TransientStorageError,
 )
+from holdfast_workers.data import fetch_plan, token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
-from holdfast_workers.data.token_corpus import TokenCorpus
+from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus
+from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
 from holdfast_workers.spec import (
     DataSpec,
@@ -34,6 +37,7 @@ from holdfast_workers.spec import (
     TrainingSpec,
     TrainSpec,
 )
+from holdfast_workers.token_sets import node_fetch
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 
 AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, look_s=0.02)
@@ -449,3 +453,153 @@ def test_a_full_disk_is_a_reason_and_not_the_end(store: Path, small_file_system:
         process.communicate()
     assert whole(cache, large)
     assert reported_trouble(cache, prepared) == ""
+
+
+class Readers:
+    """Two ranks that read the windows of a corpus, and the fetch for them."""
+
+    def __init__(self, data: DataSpec, cache: Path, batch: int) -> None:
+        self.batch = batch
+        self.windows = [0, 0]
+        self.corpora = [self._opened(rank, data, cache) for rank in range(2)]
+
+    def _opened(self, rank: int, data: DataSpec, cache: Path) -> TokenCorpus:
+        def show(window: int) -> None:
+            self.windows[rank] = window
+
+        return TokenCorpus.open(
+            data,
+            cache,
+            LENGTH,
+            SEED,
+            DEADLINE_S,
+            window_samples=self.batch,
+            on_window=show,
+        )
+
+    def first_window(self) -> int:
+        return min(self.windows)
+
+    def read(self, window: int) -> list[list[int]]:
+        """The targets of the samples of a window; the ranks read half of it each."""
+        positions = np.arange(window * self.batch, (window + 1) * self.batch)
+        shares = zip(self.corpora, np.array_split(positions, 2), strict=True)
+        read = [(corpus, corpus.samples_at(own)) for corpus, own in shares]
+        return [row for corpus, own in read for row in corpus.batch(own)[1].tolist()]
+
+
+def cached_bytes(cache: Path) -> int:
+    kept = [*cache.glob("shard-*.bin"), *cache.glob("tokens-*.json")]
+    return sum(path.stat().st_size for path in kept)
+
+
+TOKENS = random_shards(7, [40 + 7 * n for n in range(30)])
+MANY = MadeSet("many", TOKENS)
+SHUFFLED_GB = 1e-6
+"""Some four shards of MANY."""
+
+
+BATCH = 4
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The limit of the cache: some two groups of MANY."""
+    monkeypatch.setattr(fetch_plan, "LEAST_HELD_BYTES", 0)
+    for module in (node_fetch, token_corpus):
+        monkeypatch.setattr(module, "_POLL_S", 0.005)
+    assert sum(map(len, MANY.contents.values())) > 3 * 2800
+    limit = 2800 + len(MANY.facts.encode())
+    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
+    return limit
+
+
+@contextmanager
+def read_by_groups(
+    store: Path, cache: Path, limit: int
+) -> Iterator[tuple[Readers, RecordingStore]]:
+    """Readers of MANY, and its store. A fetch that brings more than the limit fails."""
+    prepared = MANY.store(store)
+    data = DataSpec(prepared=(prepared,), shuffle_gb=SHUFFLED_GB)
+    sizes = {shard.object_name: shard.nbytes for shard in MANY.shards}
+
+    def check(name: str) -> None:
+        assert cached_bytes(cache) + sizes[name] <= limit
+
+    storage, stop = RecordingStore(store, check), threading.Event()
+    cache.mkdir()
+    manifest_file(cache, prepared).write_bytes(MANY.facts.encode())
+    readers, spec = Readers(data, cache, BATCH), spec_of(data, BATCH)
+    what = (spec, lambda uri: storage, cache, stop, lambda _: None, readers.first_window, AT_ONCE)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(fetch, *what)
+        try:
+            yield readers, storage
+        finally:
+            stop.set()
+        result.result(DEADLINE_S)
+
+
+def test_a_cache_smaller_than_the_corpus_follows_its_readers(
+    store: Path, cache: Path, small_limit: int
+) -> None:
+    with read_by_groups(store, cache, small_limit) as (readers, storage):
+        samples = readers.corpora[0].samples
+        targets: list[list[int]] = []
+        for window in range(-(-2 * samples // BATCH)):
+            targets += readers.read(window)
+        expected = sorted(token for tokens in TOKENS for token in tokens[1:])
+        for epoch in range(2):
+            read = [target for row in targets[epoch * samples :][:samples] for target in row]
+            assert sorted(target for target in read if target != IGNORED) == expected
+        # Once an epoch; and those of the first groups of the third.
+        assert max(Counter(storage.opened).values()) <= 3
+        assert len(storage.opened) <= 2 * len(MANY.shards) + 12
+
+
+def test_groups_that_are_read_again_come_again(store: Path, cache: Path, small_limit: int) -> None:
+    """After a fault, ranks go on from an earlier step; or far ahead, past windows to skip."""
+    with read_by_groups(store, cache, small_limit) as (readers, _):
+        first = [readers.read(window) for window in range(40)]
+        assert [readers.read(window) for window in range(5, 40)] == first[5:]
+        far = readers.read(400)
+        assert readers.read(2) == first[2]
+        assert readers.read(400) == far
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_groups_come_once_it_is_known_what_is_read(store: Path, cache: Path) -> None:
+    """A run that goes on is not to replace what its cache has by what it has read long ago."""
+    data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
+    progress = fetched(cache, data=data, window=400)
+    assert 0 < progress[-1].shards < len(MANY.shards)
+    assert not progress[-1].is_all
+    window: int | None = None
+    stop, storage = threading.Event(), RecordingStore(store)
+
+    def keep(now: FetchProgress) -> None:
+        nonlocal window
+        window = 400  # once it has the manifests
+        if now.is_whole:
+            stop.set()
+
+    again = (spec_of(data), lambda uri: storage, cache, stop, keep, lambda: window, AT_ONCE)
+    fetch(*again)
+    assert storage.opened == []
+
+
+def test_a_fetch_by_groups_waits_for_the_room_of_others(
+    store: Path, cache: Path, small_limit: int
+) -> None:
+    other = cache / "other.bin"
+    with read_by_groups(store, cache, small_limit) as (readers, _):
+        readers.read(0)
+        other.write_bytes(bytes(small_limit))
+        with ThreadPoolExecutor(1) as pool:
+            with use_locks.held(other):
+                read = pool.submit(readers.read, 60)
+                eventually(
+                    lambda: "in use by other jobs" in reported_trouble(cache, MANY.prepared())
+                )
+                assert not read.done()
+            assert read.result(DEADLINE_S) == readers.read(60)
