@@ -40,7 +40,7 @@ from holdfast_workers.spec import (
 from holdfast_workers.token_sets import node_fetch
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 
-AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, look_s=0.02)
+AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, room_s=0.02, look_s=0.02)
 FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
 SECOND = MadeSet("second", [*random_shards(2, [200]), *random_shards(1, [300])])
 """Its last shard is the first one of FIRST."""

@@ -57,6 +57,8 @@ class Pauses:
     round_s: float = 15.0
     """Before what could not be fetched is tried again, well within a rank's patience; also the
     longest wait for another process that fetches a file."""
+    room_s: float = 1.0
+    """Before it is looked again whether others have made room."""
     look_s: float = 5.0
     """Between looks whether a file has gone."""
 
@@ -88,6 +90,10 @@ class WantedFile:
     """None: the manifest."""
     path: Path
     """Its place in the cache."""
+
+
+class _NoRoom(TransientStorageError):
+    """The cache has no room for a shard: others use their files."""
 
 
 class _Stopped(Exception):
@@ -255,7 +261,7 @@ class _NodeFetch:
         """Return once all is there, or others are wanted. Raises _Stopped."""
         left = wanted
         while True:
-            failed, unreachable = [], set[str]()
+            failed, unreachable, pause_s = [], set[str](), self._pauses.room_s
             for each in self._and_gone(left):
                 if self._has_moved():
                     return
@@ -264,6 +270,8 @@ class _NodeFetch:
                 elif (error := self._attempts(each)) is not None:
                     failed.append(each)
                     self._report(each.prepared, str(error))
+                    if not isinstance(error, _NoRoom):
+                        pause_s = self._pauses.round_s
                     if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
                         unreachable.add(each.prepared.digest)
             for prepared in self._prepared:
@@ -274,13 +282,14 @@ class _NodeFetch:
             if not left:
                 self._advance(trouble="")
                 return
-            self._idle(self._pauses.round_s)
+            self._idle(pause_s)
 
     def _attempts(self, wanted: WantedFile) -> WorkersError | None:
         """The error of the last attempt, if all failed. Raises _Stopped."""
         for pause_s in (*self._pauses.retries_s, None):
             self._pause(0.0)
-            if (error := self._attempt(wanted)) is None or pause_s is None:
+            error = self._attempt(wanted)
+            if error is None or pause_s is None or isinstance(error, _NoRoom):
                 return error
             _log.warning("a file of a token set is tried again", why=str(error))
             self._pause(pause_s)
@@ -303,7 +312,8 @@ class _NodeFetch:
         return None
 
     def _report(self, prepared: PreparedSpec, reason: str) -> None:
-        _log.error("a token set is not complete on this node", why=reason)
+        if reason != self._trouble:
+            _log.error("a token set is not complete on this node", why=reason)
         _leave_reason(self._cache_dir, prepared, reason)
         self._troubled.add(prepared.digest)
         self._advance(trouble=reason)
@@ -397,9 +407,9 @@ class _NodeFetch:
             use_locks.close_unfinished(descriptor, unfinished)
 
     def _make_room(self, nbytes: int) -> None:
-        """Raises TransientStorageError."""
+        """Raises _NoRoom."""
         if too_many := make_room(self._cache_dir, nbytes, self._limit_bytes):
-            raise TransientStorageError(
+            raise _NoRoom(
                 str(self._cache_dir),
                 f"the cache of this node is in use by other jobs: the next shard needs "
                 f"{too_many / 1e9:.3g} GB more than the {self._limit_bytes / 1e9:.3g} GB of "
