@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.support.data.token_sets import MadeSet, random_shards
 from tests.support.nodes.history_proof import incidents
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
+from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.data.sample_order import samples_digest
 from holdfast_workers.data.token_cache import shard_file
 from holdfast_workers.data.token_corpus import order_of
@@ -94,3 +96,18 @@ def test_a_corpus_larger_than_the_cache_is_read_through_faults_with_the_same_bit
         assert run.digests == expected, run.story()
         assert_each_token_once(spec, run.rows)
         assert len(incidents(run)) == 1, "a wait for data is none"
+
+
+def test_a_rank_that_waits_for_data_ends_the_attempt_with_its_reason_before_its_peers_do(
+    tmp_path: Path,
+) -> None:
+    """Their collectives would fail, and not say why."""
+    spec = training(tmp_path / "store")
+    detection = spec.detection.model_copy(update={"collective_timeout_s": 6.0})
+    (tmp_path / "store" / MADE.shards[3].object_name).unlink()
+    with supervised(tmp_path, spec.model_copy(update={"detection": detection}), standbys=0) as run:
+        run.wait(lambda: bool(run.of(EventKind.INCIDENT_OPENED)))
+        why = run.of(EventKind.INCIDENT_OPENED)[0]["evidence"][0]
+        assert "CorpusError" in why
+        assert "did not come into the cache" in why
+        assert f"of the node {socket.gethostname()} within " in why
