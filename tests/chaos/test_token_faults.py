@@ -62,6 +62,7 @@ def cached(run: SupervisedRun) -> int:
     return sum(shard_file(run.folder / "job" / "cache", s).exists() for s in MADE.shards)
 
 
+@pytest.mark.cell("P2", "token fetcher")
 def test_a_corpus_larger_than_the_cache_is_read_through_faults_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from holdfast_workers.ipc import control_channel
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE
 from holdfast_workers.protocol.processes import FetcherJob, WindowRead
 from holdfast_workers.spec import DataSpec, PreparedSpec, TrainingSpec
-from holdfast_workers.token_sets.node_fetch import Pauses
+from holdfast_workers.token_sets.node_fetch import Pauses, fetch
 
 MADE = MadeSet("web", random_shards(1, [30, 40, 50]))
 
@@ -133,7 +133,7 @@ def test_a_storage_that_stops_answering_is_asked_until_it_does(
 ) -> None:
     prepared, cache = MADE.store(tmp_path / "store"), tmp_path / "cache"
     pauses = Pauses(retries_s=(0.0,), round_s=0.02, look_s=0.02)
-    monkeypatch.setattr(token_fetcher, "fetch", partial(token_fetcher.fetch, pauses=pauses))
+    monkeypatch.setattr(token_fetcher, "fetch", partial(fetch, pauses=pauses))
     with fetcher(tmp_path, cache, prepared) as code:
         paths = [shard_file(cache, shard) for shard in MADE.shards]
         eventually(lambda: all(path.exists() for path in paths))
