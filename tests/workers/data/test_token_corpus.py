@@ -16,7 +16,7 @@ from holdfast_workers.data import token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, report_trouble, shard_file
 from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S, TokenCorpus
-from holdfast_workers.data.token_set import shard_digest
+from holdfast_workers.data.token_set import ShardFacts, shard_digest
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, InvalidCacheLimit, make_room
 from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, TimeoutsSpec
@@ -360,8 +360,39 @@ def test_a_wait_ends_before_the_collective_in_which_others_wait(
         data_of(prepared), tmp_path, LENGTH, 7, 600.0, window_samples=9, window_patience_s=1000.0
     )
     for began in (0.0, 1000.0):  # the second wait has all the time again
-        with pytest.raises(CorpusError, match=r"of the node \S+ within \d+ s"):
+        with pytest.raises(CorpusError, match=r"of the node \S+ within \d+ s: .* set detection"):
             corpus.batch(corpus.samples_at(np.arange(9)))
         assert now - began == 1000.0
     corpus.batch(corpus.samples_at(np.arange(9)))
     assert now == 2700.0
+
+
+def test_shards_that_come_for_a_second_epoch_show_that_the_fetch_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = MadeSet("many", random_shards(5, [5] * 6))
+    prepared = many.put_into_cache(tmp_path)
+    now, coming = 0.0, list[ShardFacts]()
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += 500.0
+        shard = coming.pop(0)
+        shard_file(tmp_path, shard).write_bytes(many.contents[shard])
+
+    monkeypatch.setattr(token_corpus, "time", SimpleNamespace(monotonic=lambda: now, sleep=passes))
+    data = data_of(prepared).model_copy(update={"shuffle_gb": 1e-9})
+    corpus = TokenCorpus.open(data, tmp_path, LENGTH, 7, 600.0)
+
+    def read_once_it_comes_last(position: int) -> int:
+        """All shards have gone, and come again. Returns which of them was read."""
+        sample = corpus.samples_at(np.array([position]))
+        number = int(corpus.order.windows_of(sample)[0][0])
+        for shard in many.shards:
+            shard_file(tmp_path, shard).unlink()
+        coming[:] = [*(s for s in many.shards if s != many.shards[number]), many.shards[number]]
+        corpus.batch(sample)
+        return number
+
+    assert read_once_it_comes_last(0) != read_once_it_comes_last(9)
+    assert now == 2 * 3000.0

@@ -103,7 +103,8 @@ class TokenCorpus:
             for each, prepared in zip(sets, data.prepared, strict=True)
             for shard in each.shards
         ]
-        files.unseen = {shard_file(files.cache_dir, shard).name for shard, _ in self._shards}
+        self._names = {shard_file(files.cache_dir, shard).name for shard, _ in self._shards}
+        files.unseen = {*self._names}
         self._files = files
         self._length = sequence_length
         self._window_samples = window_samples
@@ -191,6 +192,7 @@ class TokenCorpus:
         if places == self._places:
             return
         self._places = places
+        self._files.unseen = {*self._names}  # those that come again for these groups count, too
         groups = self.order.groups_between(start, max(end, start + self._window_samples))
         read = {shard for group in groups for shard in group.shards}
         for shard in self._mapped.keys() - read:
@@ -249,7 +251,8 @@ class _AwaitedFiles:
         self._verified: dict[Path, tuple[int, int]] = {}
         """The inode, and the time of the last change, of each file that was verified."""
         self.unseen: set[str] = set()
-        """Names of the job's shards that were never in the cache when a wait looked."""
+        """Names of the job's shards that were not in the cache whenever a wait for the present
+        groups looked."""
 
     def begin_window(self) -> None:
         """The next wait is the first one of a window."""
@@ -308,6 +311,11 @@ class _AwaitedFiles:
                     now = time.monotonic()
                     why = reported_trouble(self.cache_dir, prepared) or found
                     if now >= end:
+                        if end == self._window_until:
+                            why += (
+                                "; if the storage is so slow, set detection.collective_timeout_s "
+                                "to more"
+                            )
                         raise CorpusError(
                             f"{path.name} of the token set {prepared.uri} did not come into the "
                             f"cache {self.cache_dir} of the node {socket.gethostname()} within "
