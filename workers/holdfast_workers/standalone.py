@@ -18,7 +18,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn, TextIO
@@ -70,33 +71,46 @@ def main(arguments: list[str] | None = None) -> int:
     device = _device(options.device)
     choose_kernels(spec.train.deterministic, device)
     cache_dir = options.cache_dir or cache_folder(os.environ)
-    with _fetching(spec, cache_dir):
-        _train(spec, options, World(rank, world_size, spec.parallel.mesh, 0, device), cache_dir)
+    world = World(rank, world_size, spec.parallel.mesh, 0, device)
+    with _fetching(spec, cache_dir) as read:
+        _train(spec, options, world, cache_dir, read)
     return 0
 
 
+@dataclass
+class _ReadWindow:
+    """The window of data of the step that this rank computes."""
+
+    number: int = 0
+
+
 @contextmanager
-def _fetching(spec: TrainingSpec, cache_dir: Path) -> Iterator[None]:
+def _fetching(spec: TrainingSpec, cache_dir: Path) -> Iterator[_ReadWindow]:
     """Meanwhile one process of the node brings the token sets of the job into its cache, with the
     credentials of the environment. The ranks wait for the files, and learn why one is missing."""
-    stop = threading.Event()
+    stop, read, open_set = threading.Event(), _ReadWindow(), cache(open_storage)
 
     def bring() -> None:
-        order = spec.model.sequence_length, spec.train.seed
         try:
-            fetch(spec.data, *order, open_storage, cache_dir, stop, lambda _: None)
+            fetch(spec, open_set, cache_dir, stop, lambda _: None, lambda: read.number)
         except Exception as error:  # its reason is left for the ranks
             print(f"the token sets are not fetched: {error!r}", file=sys.stderr)
 
     if spec.data.prepared and os.environ.get("LOCAL_RANK", "0") == "0":
         threading.Thread(target=bring, name="fetch", daemon=True).start()
     try:
-        yield
+        yield read
     finally:
         stop.set()
 
 
-def _train(spec: TrainingSpec, options: argparse.Namespace, world: World, cache_dir: Path) -> None:
+def _train(
+    spec: TrainingSpec,
+    options: argparse.Namespace,
+    world: World,
+    cache_dir: Path,
+    read: _ReadWindow,
+) -> None:
     recipe = lookup.make_recipe(spec, cache_dir)
     recipe.prepare()
     process_groups.join(
@@ -111,7 +125,7 @@ def _train(spec: TrainingSpec, options: argparse.Namespace, world: World, cache_
     recipe.build(world)
     out = open(options.json, "w") if options.json and world.rank == 0 else None  # noqa: PTH123, SIM115
     try:
-        hooks = _ReportingHooks(recipe, world, spec, options.every, out)
+        hooks = _ReportingHooks(recipe, world, spec, options.every, out, read)
         recipe.run(lambda: _steps_from_seed(recipe, world, spec, hooks))
         hooks.finish()
     finally:
@@ -165,18 +179,25 @@ class _ReportingHooks(Hooks):
     """Hooks of the step loop that only report: they print rows and write the JSON lines."""
 
     def __init__(
-        self, recipe: Recipe, world: World, spec: TrainingSpec, every: int, out: TextIO | None
+        self,
+        recipe: Recipe,
+        world: World,
+        spec: TrainingSpec,
+        every: int,
+        out: TextIO | None,
+        read: _ReadWindow,
     ) -> None:
         self._recipe = recipe
         self._world = world
         self._spec = spec
         self._every = every
         self._out = out
+        self._read = read
         self._rows: list[StepRow] = []
         self._began = time.perf_counter()
 
     def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
-        pass
+        self._read.number = self._recipe.guard_memory.ledger.window(step)
 
     def commit_gate(self, step: int) -> None:
         pass

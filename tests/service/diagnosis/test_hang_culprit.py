@@ -163,13 +163,14 @@ def test_a_long_step_with_ranks_within_their_limits_is_not_a_hang() -> None:
     assert judge(MESH, now, now, overdue=True).accused == (1,)
 
 
-@pytest.mark.parametrize("phase", ["evaluate", "checkpoint", "user"])
+@pytest.mark.parametrize("phase", ["evaluate", "checkpoint", "data", "user"])
 def test_peers_wait_for_a_rank_that_is_within_the_limit_of_its_phase(phase: str) -> None:
     others = [seen(rank, "reduce", groups=inside("world")) for rank in (0, 2, 3)]
     look = world(seen(1, phase, limit_s=60.0), *others)
-    verdict = judge(MESH, look, look)
-    assert verdict.finding is HangFinding.WAITING
-    assert "rank 1" in verdict.reason
+    for overdue in (False, True):
+        verdict = judge(MESH, look, look, overdue=overdue)
+        assert verdict.finding is HangFinding.WAITING
+        assert "rank 1" in verdict.reason
 
 
 def test_a_rank_that_holds_without_a_lease_is_a_culprit_only_if_its_process_is_stopped() -> None:

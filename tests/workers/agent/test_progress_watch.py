@@ -35,9 +35,9 @@ class Node:
         self.failing = 0
         self.attempts = [1, 1]
         self.sent: list[Signal] = []
-        self.watch = ProgressWatch(
-            config, self.workers, SignalSender("n0", "life", self.sent.append)
-        )
+        self.windows: list[int] = []
+        sender = SignalSender("n0", "life", self.sent.append)
+        self.watch = ProgressWatch(config, self.workers, sender, self.windows.append)
         self.beacons = [self.standing(root, rank) for rank in range(2)]
 
     def standing(self, root: Path, rank: int) -> Beacon:
@@ -138,3 +138,27 @@ def test_a_rank_that_does_not_begin_its_order_is_reported_unless_it_still_prepar
         assert (stalled.attempt, stalled.rank) == (2, 0)
     finally:
         node.watch.stop()
+
+
+def test_the_first_window_that_ranks_read_is_known(node: Node) -> None:
+    def first_window() -> int | None:
+        del node.windows[:]
+        node.watch.beats()
+        return node.windows[-1] if node.windows else None
+
+    first, second = node.beacons
+    assert first_window() is None
+    second.show_window(8)
+    assert first_window() == 8
+    first.show_window(0)
+    assert first_window() == 0
+    first.show_window(9)
+    assert first_window() == 8
+    node.seat(0, 2)
+    node.seat(1, 2)
+    assert first_window() is None, "what they read in an earlier attempt"
+    first.begin(2)
+    first.enter("load", 3)
+    assert first_window() is None
+    first.show_window(5)
+    assert first_window() == 5

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.data.token_sets import MadeSet, random_shards
@@ -16,10 +20,16 @@ from tests.support.waiting import DEADLINE_S, eventually
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.child_programs import token_fetcher
+from holdfast_workers.data import fetch_plan
 from holdfast_workers.data.token_cache import reported_trouble, shard_file
+from holdfast_workers.data.token_order import SourceShards, TokenOrder
+from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
+from holdfast_workers.fault_injection.kinds import FaultKind
+from holdfast_workers.ipc import control_channel
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE
-from holdfast_workers.protocol.processes import FetcherJob
+from holdfast_workers.protocol.processes import FetcherJob, WindowRead
 from holdfast_workers.spec import DataSpec, PreparedSpec, TrainingSpec
+from holdfast_workers.token_sets.node_fetch import Pauses, fetch
 
 MADE = MadeSet("web", random_shards(1, [30, 40, 50]))
 
@@ -27,12 +37,21 @@ MADE = MadeSet("web", random_shards(1, [30, 40, 50]))
 @contextmanager
 def fetcher(root: Path, cache: Path, *prepared: PreparedSpec) -> Iterator[Future[int]]:
     """The exit code; the agent is gone at the end of the block."""
-    training = TrainingSpec(data=DataSpec(prepared=prepared))
+    with talking_fetcher(root, cache, *prepared) as (code, _):
+        yield code
+
+
+@contextmanager
+def talking_fetcher(
+    root: Path, cache: Path, *prepared: PreparedSpec, **data: Any
+) -> Iterator[tuple[Future[int], socket.socket]]:
+    """The exit code, and the agent's end of the socket."""
+    training = TrainingSpec(data=DataSpec(prepared=prepared, **data))
     config = agent_config(root, training=training).storage_zygote_config
     agent, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ThreadPoolExecutor(1) as pool, own:
         try:
-            yield pool.submit(token_fetcher.run, own, FetcherJob(str(cache)), config)
+            yield pool.submit(token_fetcher.run, own, FetcherJob(str(cache)), config), agent
         finally:
             agent.close()
 
@@ -85,3 +104,45 @@ def test_after_a_failure_it_ends_with_its_agent_at_once(
     with fetcher(tmp_path, cache, prepared) as code:
         eventually(lambda: reported_trouble(cache, prepared) != "")
     assert code.result(DEADLINE_S) == 0
+
+
+def test_it_brings_the_groups_that_its_agent_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_plan, "LEAST_HELD_BYTES", 0)
+    many = MadeSet("many", random_shards(3, [600] * 40))
+    prepared, cache = many.store(tmp_path / "store"), tmp_path / "cache"
+    limit = len(many.facts.encode()) + 40 * many.shards[0].nbytes - 1
+    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
+    training = TrainingSpec()
+    sizes = [SourceShards([600] * 40, [shard.nbytes for shard in many.shards])]
+    order = TokenOrder(sizes, None, training.model.sequence_length, training.train.seed, 1)
+    with talking_fetcher(tmp_path, cache, prepared, shuffle_gb=1e-9) as (_, agent):
+        for window in (0, 400, 3):
+            control_channel.send(agent, WindowRead(window))
+            start = window * training.train.global_batch
+            groups = order.groups_between(start, start + training.train.global_batch)
+            numbers = {number for group in groups for number in group.shards}
+            assert len(numbers) < 40
+            for number in numbers:
+                eventually(shard_file(cache, many.shards[number]).exists)
+
+
+def test_a_storage_that_stops_answering_is_asked_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, cache = MADE.store(tmp_path / "store"), tmp_path / "cache"
+    pauses = Pauses(retries_s=(0.0,), round_s=0.02, look_s=0.02)
+    monkeypatch.setattr(token_fetcher, "fetch", partial(fetch, pauses=pauses))
+    with fetcher(tmp_path, cache, prepared) as code:
+        paths = [shard_file(cache, shard) for shard in MADE.shards]
+        eventually(lambda: all(path.exists() for path in paths))
+        request = {"kind": FaultKind.REMOTE_DOWN, "until": time.time() + 3600.0}
+        (tmp_path / FAULT_FILE).write_text(json.dumps(request))
+        paths[1].unlink()
+        eventually(lambda: "injected" in reported_trouble(cache, prepared))
+        assert not paths[1].exists()
+        (tmp_path / FAULT_FILE).unlink()
+        eventually(paths[1].exists)
+        eventually(lambda: reported_trouble(cache, prepared) == "")
+        assert not code.done()

@@ -16,7 +16,7 @@ from holdfast_workers.data import token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, report_trouble, shard_file
 from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S, TokenCorpus
-from holdfast_workers.data.token_set import shard_digest
+from holdfast_workers.data.token_set import ShardFacts, shard_digest
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, InvalidCacheLimit, make_room
 from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, TimeoutsSpec
@@ -275,8 +275,9 @@ def test_sets_larger_than_the_cache_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SECOND.put_into_cache(tmp_path)
-    monkeypatch.setenv(LIMIT_VARIABLE, "1e-7")
-    sizes = r"have \d(\.\d+)?e-07 GB, .* at most 1e-07 GB: set HOLDFAST_CACHE_LIMIT_GB"
+    limit = len(SECOND.facts.encode()) + 100
+    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
+    sizes = r"have \d(\.\d+)?e-07 GB, .* set HOLDFAST_CACHE_LIMIT_GB on the nodes to at least "
     with pytest.raises(CorpusError, match=sizes):
         opened(tmp_path, SECOND)
 
@@ -312,3 +313,86 @@ def test_few_shards_are_mapped_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     assert again.tolist() == expected.tolist()
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     assert sum(use_locks.unlink_unless_used(shard_file(tmp_path, s)) for s in many.shards) == 10
+
+
+def test_shards_of_groups_that_have_been_read_may_be_removed(tmp_path: Path) -> None:
+    """Whoever learns of a window may take the room of those that it does not need."""
+    many = MadeSet("many", random_shards(5, [17] * 6))
+    prepared = many.put_into_cache(tmp_path)
+    paths = [shard_file(tmp_path, shard) for shard in many.shards]
+    used: list[tuple[int, list[int]]] = []
+
+    def show(window: int) -> None:
+        free = [use_locks.is_free(path.open("rb")) for path in paths]
+        used.append((window, [shard for shard, is_free in enumerate(free) if not is_free]))
+
+    data = data_of(prepared).model_copy(update={"shuffle_gb": 1e-9})
+    corpus = TokenCorpus.open(data, tmp_path, LENGTH, 7, 0.0, window_samples=2, on_window=show)
+    for position in range(12):  # four samples of a shard: it is a group
+        corpus.batch(corpus.samples_at(np.array([position])))
+    corpus.batch(corpus.samples_at(np.array([1])))
+    corpus.samples_at(np.arange(0))
+    in_use = [(window, len(shards)) for window, shards in used]
+    assert in_use[:4] == [(0, 0), (0, 1), (1, 1), (1, 1)]
+    assert in_use[4:8] == [(2, 0), (2, 1), (3, 1), (3, 1)]
+    assert used[3] != used[5]
+    assert in_use[8:] == [(4, 0), (4, 1), (5, 1), (5, 1), (0, 0)]
+
+
+def test_a_wait_ends_before_the_collective_in_which_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = MadeSet("many", random_shards(5, [5] * 9))
+    prepared = many.put_into_cache(tmp_path)
+    for shard in many.shards:
+        shard_file(tmp_path, shard).unlink()
+    now = 0.0
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += 100.0
+        if now % 300 == 0:
+            shard = next(s for s in many.shards if not shard_file(tmp_path, s).exists())
+            shard_file(tmp_path, shard).write_bytes(many.contents[shard])
+
+    monkeypatch.setattr(token_corpus, "time", SimpleNamespace(monotonic=lambda: now, sleep=passes))
+    corpus = TokenCorpus.open(
+        data_of(prepared), tmp_path, LENGTH, 7, 600.0, window_samples=9, window_patience_s=1000.0
+    )
+    for began in (0.0, 1000.0):  # the second wait has all the time again
+        with pytest.raises(CorpusError, match=r"of the node \S+ within \d+ s: .* set detection"):
+            corpus.batch(corpus.samples_at(np.arange(9)))
+        assert now - began == 1000.0
+    corpus.batch(corpus.samples_at(np.arange(9)))
+    assert now == 2700.0
+
+
+def test_shards_that_come_for_a_second_epoch_show_that_the_fetch_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = MadeSet("many", random_shards(5, [5] * 6))
+    prepared = many.put_into_cache(tmp_path)
+    now, coming = 0.0, list[ShardFacts]()
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += 500.0
+        shard = coming.pop(0)
+        shard_file(tmp_path, shard).write_bytes(many.contents[shard])
+
+    monkeypatch.setattr(token_corpus, "time", SimpleNamespace(monotonic=lambda: now, sleep=passes))
+    data = data_of(prepared).model_copy(update={"shuffle_gb": 1e-9})
+    corpus = TokenCorpus.open(data, tmp_path, LENGTH, 7, 600.0)
+
+    def read_once_it_comes_last(position: int) -> int:
+        """All shards have gone, and come again. Returns which of them was read."""
+        sample = corpus.samples_at(np.array([position]))
+        number = int(corpus.order.windows_of(sample)[0][0])
+        for shard in many.shards:
+            shard_file(tmp_path, shard).unlink()
+        coming[:] = [*(s for s in many.shards if s != many.shards[number]), many.shards[number]]
+        corpus.batch(sample)
+        return number
+
+    assert read_once_it_comes_last(0) != read_once_it_comes_last(9)
+    assert now == 2 * 3000.0

@@ -6,6 +6,7 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -119,46 +120,52 @@ def test_ranks_of_any_number_read_the_same_samples(
     assert read.tolist() == whole.tolist()
 
 
-@given(sizes=SIZES, seed=SEEDS, shuffled=SHUFFLED, mixed=st.booleans())
+@given(sizes=SIZES, seed=SEEDS, shuffled=SHUFFLED, mixed=st.booleans(), first=st.integers(0, 300))
 def test_a_pool_reads_one_group_after_the_other(
-    sizes: list[list[int]], seed: int, shuffled: int, mixed: bool
+    sizes: list[list[int]], seed: int, shuffled: int, mixed: bool, first: int
 ) -> None:
     weights = [1.0] * len(sizes) if mixed else None
     order = order_of(sizes, weights=weights, seed=seed, shuffled=shuffled)
-    own_bytes = shuffled // len(sizes) if mixed else shuffled
     nbytes = [2 * size for each in sizes for size in each]
-    now = list(order.groups_at(0))
-    for position in range(2 * order.samples):
-        (sample,) = order.samples_at(np.array([position]))
-        groups = order.groups_at(position)
-        for pool, group in enumerate(groups):
-            if group != now[pool]:
-                assert group == order.next_group(now[pool])
-                now[pool] = group
+    positions = np.arange(first, first + 2 * order.samples)
+    samples = order.samples_at(positions)
+    shards, pools = order.windows_of(samples)[0], order.source_of(samples)
+    followed = [*order.groups_from(first)]
+    assert [group.begin for group in followed] == sorted(group.begin for group in followed)
+    for number, own in enumerate(sizes if mixed else [nbytes]):
+        groups = [group for group in followed if group.pool == number]
+        assert len({shard for group in groups for shard in group.shards}) == len(own)
+        for group, then in pairwise(groups):
+            after = (group.epoch, group.number + 1), (group.epoch + 1, 0)
+            assert (then.epoch, then.number) in after
+        for group in groups:
+            own_bytes = order.group_bytes(number, shuffled)
             assert sum(nbytes[shard] for shard in group.shards) <= own_bytes or (
                 len(group.shards) == 1
             )
-        (shard,) = order.windows_of(np.array([sample]))[0].tolist()
-        pool = int(order.source_of(np.array([sample]))[0]) if mixed else 0
-        assert shard in groups[pool].shards
+        of_pool = pools == number if mixed else pools >= 0
+        for position, shard in zip(
+            positions[of_pool].tolist(), shards[of_pool].tolist(), strict=True
+        ):
+            if position >= groups[0].begin and len(groups) > 1 and position >= groups[1].begin:
+                groups = groups[1:]
+            if len(groups) == 1:
+                break  # what follows is not listed
+            assert order.places_at(position)[number] == (groups[0].epoch, groups[0].number)
+            assert shard in groups[0].shards
 
 
-@given(sizes=SIZES, seed=SEEDS, shuffled=SHUFFLED, mixed=st.booleans())
-def test_shards_come_group_by_group_of_all_pools(
-    sizes: list[list[int]], seed: int, shuffled: int, mixed: bool
+@given(sizes=SIZES, seed=SEEDS, shuffled=SHUFFLED, mixed=st.booleans(), data=st.data())
+def test_samples_are_of_the_groups_at_their_positions(
+    sizes: list[list[int]], seed: int, shuffled: int, mixed: bool, data: st.DataObject
 ) -> None:
     weights = [1.0] * len(sizes) if mixed else None
     order = order_of(sizes, weights=weights, seed=seed, shuffled=shuffled)
-    shards = list(order.shards_as_read())
-    assert sorted(shards) == list(range(sum(map(len, sizes))))
-    number_of = {}
-    for first in order.groups_at(0):
-        group = first
-        while group.epoch == 0:
-            number_of.update(dict.fromkeys(group.shards, group.number))
-            group = order.next_group(group)
-    numbers = [number_of[shard] for shard in shards]
-    assert numbers == sorted(numbers)
+    start, count = data.draw(st.integers(0, 500)), data.draw(st.integers(1, 80))
+    shards, _ = order.windows_of(order.samples_at(np.arange(start, start + count)))
+    groups = order.groups_between(start, start + count)
+    assert set(shards.tolist()) <= {shard for group in groups for shard in group.shards}
+    assert all(group.begin < start + count for group in groups)
 
 
 def test_seeds_epochs_and_pools_have_different_orders() -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,14 +23,24 @@ from holdfast_workers.checkpoint.storage import (
     StorageDenied,
     TransientStorageError,
 )
+from holdfast_workers.data import fetch_plan, token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
-from holdfast_workers.data.token_corpus import TokenCorpus
+from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus
+from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
-from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
+from holdfast_workers.spec import (
+    DataSpec,
+    ModelSpec,
+    PreparedSpec,
+    SourceSpec,
+    TrainingSpec,
+    TrainSpec,
+)
+from holdfast_workers.token_sets import node_fetch
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 
-AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, look_s=0.02)
+AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, room_s=0.02, look_s=0.02)
 FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
 SECOND = MadeSet("second", [*random_shards(2, [200]), *random_shards(1, [300])])
 """Its last shard is the first one of FIRST."""
@@ -39,7 +50,7 @@ USER = """
 import sys, threading
 from pathlib import Path
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.spec import DataSpec, PreparedSpec
+from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.token_sets.node_fetch import Pauses, fetch
 
 class HangingStore(LocalStorage):
@@ -49,18 +60,25 @@ class HangingStore(LocalStorage):
             stop.wait()
         return super().open(name)
 
-prepared = PreparedSpec.model_validate_json(sys.argv[1])
+spec = TrainingSpec.model_validate_json(sys.argv[1])
 cache, stop, pauses = Path(sys.argv[2]), threading.Event(), Pauses((0.0,), 0.05)
-data, seed = DataSpec(prepared=(prepared,)), int(sys.argv[5])
 
 def tell(progress):
     if progress.is_whole:
         print("done", flush=True)
 
-what = (data, 16, seed, lambda uri: HangingStore(Path(uri)), cache, stop, tell, pauses)
+def open_set(uri):
+    return HangingStore(Path(uri))
+
+what = (spec, open_set, cache, stop, tell, lambda: 0, pauses)
 threading.Thread(target=fetch, args=what, daemon=True).start()
 sys.stdin.read()
 """
+
+
+def spec_of(data: DataSpec, global_batch: int = 1) -> TrainingSpec:
+    train = TrainSpec(seed=SEED, global_batch=global_batch)
+    return TrainingSpec(data=data, model=ModelSpec(sequence_length=LENGTH), train=train)
 
 
 def local(uri: str) -> LocalStorage:
@@ -99,6 +117,7 @@ def fetched(
     open_set: Callable[[str], LocalStorage] = local,
     stop: threading.Event | None = None,
     data: DataSpec | None = None,
+    window: int = 0,
 ) -> list[FetchProgress]:
     """Fetch until all is there."""
     progress: list[FetchProgress] = []
@@ -109,7 +128,8 @@ def fetched(
         if now.is_whole:
             stop.set()
 
-    fetch(data or DataSpec(prepared=prepared), LENGTH, SEED, open_set, cache, stop, keep, AT_ONCE)
+    spec = spec_of(data or DataSpec(prepared=prepared))
+    fetch(spec, open_set, cache, stop, keep, lambda: window, AT_ONCE)
     return progress
 
 
@@ -126,8 +146,9 @@ def fetching(cache: Path, *prepared: PreparedSpec) -> Iterator[Future[list[Fetch
 
 def user(prepared: PreparedSpec, cache: Path, how: str = "", at: str = "") -> subprocess.Popen[str]:
     """A process that fetches a set, and lives until its input ends."""
+    spec = spec_of(DataSpec(prepared=(prepared,)))
     return subprocess.Popen(
-        [sys.executable, "-c", USER, prepared.model_dump_json(), str(cache), how, at, str(SEED)],
+        [sys.executable, "-c", USER, spec.model_dump_json(), str(cache), how, at],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -172,7 +193,10 @@ def test_ranks_read_what_was_fetched(store: Path, cache: Path) -> None:
     assert inputs.shape == (corpus.samples, 16)
 
 
-def test_shards_come_in_the_order_in_which_a_run_reads_them(store: Path, cache: Path) -> None:
+@pytest.mark.parametrize("window", [0, 40, 1000])
+def test_shards_come_in_the_order_in_which_a_run_reads_them(
+    store: Path, cache: Path, window: int
+) -> None:
     made = [MadeSet(str(i), random_shards(i, [60] * 12)) for i in range(2)]
     prepared = tuple(each.store(store / each.facts.source) for each in made)
     sources = tuple(SourceSpec(path="/nowhere", weight=weight) for weight in (1.0, 1.0))
@@ -182,13 +206,12 @@ def test_shards_come_in_the_order_in_which_a_run_reads_them(store: Path, cache: 
     def open_set(uri: str) -> LocalStorage:
         return RecordingStore(Path(uri), opened.append)
 
-    fetched(cache, open_set=open_set, data=data)
+    fetched(cache, open_set=open_set, data=data, window=window)
     corpus = TokenCorpus.open(data, cache, LENGTH, SEED, 0.0)
     names = [shard.object_name for each in made for shard in each.shards]
-    numbers, _ = corpus.order.windows_of(corpus.samples_at(np.arange(corpus.samples)))
-    read = list(dict.fromkeys(names[shard] for shard in numbers.tolist()))
-    for turn, own in enumerate((names[:12], names[12:])):
-        assert opened[turn::2] == [name for name in read if name in own] != own
+    positions = np.arange(2 * corpus.samples) + window
+    numbers, _ = corpus.order.windows_of(corpus.samples_at(positions))
+    assert opened == list(dict.fromkeys(names[shard] for shard in numbers.tolist())) != names
 
 
 def test_what_is_there_is_not_fetched_again(store: Path, cache: Path) -> None:
@@ -238,7 +261,7 @@ def test_a_file_that_goes_comes_again(store: Path, cache: Path, while_others_com
     data = DataSpec(prepared=(prepared,))
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(
-            fetch, data, LENGTH, SEED, local, cache, stop, progress.append, AT_ONCE
+            fetch, spec_of(data), local, cache, stop, progress.append, lambda: 0, AT_ONCE
         )
         try:
             eventually(lambda: len([*cache.glob("shard-*.bin")]) == 3 - while_others_come)
@@ -409,7 +432,7 @@ def test_sets_that_the_cache_may_not_keep_are_refused(
 ) -> None:
     prepared = FIRST.store(store)
     monkeypatch.setenv(LIMIT_VARIABLE, "0.000001")
-    with pytest.raises(CorpusError, match=r"have 3\.\d+e-06 GB, .* 1e-06 GB: set HOLDFAST_"):
+    with pytest.raises(CorpusError, match=r"have 2\.\d+e-06 GB, .* 1e-06 GB: .* set HOLDFAST_"):
         fetched(cache, prepared)
     assert "HOLDFAST_CACHE_LIMIT_GB" in reported_trouble(cache, prepared)
     assert not [*cache.glob("shard-*")]
@@ -430,3 +453,153 @@ def test_a_full_disk_is_a_reason_and_not_the_end(store: Path, small_file_system:
         process.communicate()
     assert whole(cache, large)
     assert reported_trouble(cache, prepared) == ""
+
+
+class Readers:
+    """Two ranks that read the windows of a corpus, and the fetch for them."""
+
+    def __init__(self, data: DataSpec, cache: Path, batch: int) -> None:
+        self.batch = batch
+        self.windows = [0, 0]
+        self.corpora = [self._opened(rank, data, cache) for rank in range(2)]
+
+    def _opened(self, rank: int, data: DataSpec, cache: Path) -> TokenCorpus:
+        def show(window: int) -> None:
+            self.windows[rank] = window
+
+        return TokenCorpus.open(
+            data,
+            cache,
+            LENGTH,
+            SEED,
+            DEADLINE_S,
+            window_samples=self.batch,
+            on_window=show,
+        )
+
+    def first_window(self) -> int:
+        return min(self.windows)
+
+    def read(self, window: int) -> list[list[int]]:
+        """The targets of the samples of a window; the ranks read half of it each."""
+        positions = np.arange(window * self.batch, (window + 1) * self.batch)
+        shares = zip(self.corpora, np.array_split(positions, 2), strict=True)
+        read = [(corpus, corpus.samples_at(own)) for corpus, own in shares]
+        return [row for corpus, own in read for row in corpus.batch(own)[1].tolist()]
+
+
+def cached_bytes(cache: Path) -> int:
+    kept = [*cache.glob("shard-*.bin"), *cache.glob("tokens-*.json")]
+    return sum(path.stat().st_size for path in kept)
+
+
+TOKENS = random_shards(7, [40 + 7 * n for n in range(30)])
+MANY = MadeSet("many", TOKENS)
+SHUFFLED_GB = 1e-6
+"""Some four shards of MANY."""
+
+
+BATCH = 4
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The limit of the cache: some two groups of MANY."""
+    monkeypatch.setattr(fetch_plan, "LEAST_HELD_BYTES", 0)
+    for module in (node_fetch, token_corpus):
+        monkeypatch.setattr(module, "_POLL_S", 0.005)
+    assert sum(map(len, MANY.contents.values())) > 3 * 2800
+    limit = 2800 + len(MANY.facts.encode())
+    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
+    return limit
+
+
+@contextmanager
+def read_by_groups(
+    store: Path, cache: Path, limit: int
+) -> Iterator[tuple[Readers, RecordingStore]]:
+    """Readers of MANY, and its store. A fetch that brings more than the limit fails."""
+    prepared = MANY.store(store)
+    data = DataSpec(prepared=(prepared,), shuffle_gb=SHUFFLED_GB)
+    sizes = {shard.object_name: shard.nbytes for shard in MANY.shards}
+
+    def check(name: str) -> None:
+        assert cached_bytes(cache) + sizes[name] <= limit
+
+    storage, stop = RecordingStore(store, check), threading.Event()
+    cache.mkdir()
+    manifest_file(cache, prepared).write_bytes(MANY.facts.encode())
+    readers, spec = Readers(data, cache, BATCH), spec_of(data, BATCH)
+    what = (spec, lambda uri: storage, cache, stop, lambda _: None, readers.first_window, AT_ONCE)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(fetch, *what)
+        try:
+            yield readers, storage
+        finally:
+            stop.set()
+        result.result(DEADLINE_S)
+
+
+def test_a_cache_smaller_than_the_corpus_follows_its_readers(
+    store: Path, cache: Path, small_limit: int
+) -> None:
+    with read_by_groups(store, cache, small_limit) as (readers, storage):
+        samples = readers.corpora[0].samples
+        targets: list[list[int]] = []
+        for window in range(-(-2 * samples // BATCH)):
+            targets += readers.read(window)
+        expected = sorted(token for tokens in TOKENS for token in tokens[1:])
+        for epoch in range(2):
+            read = [target for row in targets[epoch * samples :][:samples] for target in row]
+            assert sorted(target for target in read if target != IGNORED) == expected
+        # Once an epoch; and those of the first groups of the third.
+        assert max(Counter(storage.opened).values()) <= 3
+        assert len(storage.opened) <= 2 * len(MANY.shards) + 12
+
+
+def test_groups_that_are_read_again_come_again(store: Path, cache: Path, small_limit: int) -> None:
+    """After a fault, ranks go on from an earlier step; or far ahead, past windows to skip."""
+    with read_by_groups(store, cache, small_limit) as (readers, _):
+        first = [readers.read(window) for window in range(40)]
+        assert [readers.read(window) for window in range(5, 40)] == first[5:]
+        far = readers.read(400)
+        assert readers.read(2) == first[2]
+        assert readers.read(400) == far
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_groups_come_once_it_is_known_what_is_read(store: Path, cache: Path) -> None:
+    """A run that goes on is not to replace what its cache has by what it has read long ago."""
+    data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
+    progress = fetched(cache, data=data, window=400)
+    assert 0 < progress[-1].shards < len(MANY.shards)
+    assert not progress[-1].is_all
+    window: int | None = None
+    stop, storage = threading.Event(), RecordingStore(store)
+
+    def keep(now: FetchProgress) -> None:
+        nonlocal window
+        window = 400  # once it has the manifests
+        if now.is_whole:
+            stop.set()
+
+    again = (spec_of(data), lambda uri: storage, cache, stop, keep, lambda: window, AT_ONCE)
+    fetch(*again)
+    assert storage.opened == []
+
+
+def test_a_fetch_by_groups_waits_for_the_room_of_others(
+    store: Path, cache: Path, small_limit: int
+) -> None:
+    other = cache / "other.bin"
+    with read_by_groups(store, cache, small_limit) as (readers, _):
+        readers.read(0)
+        other.write_bytes(bytes(small_limit))
+        with ThreadPoolExecutor(1) as pool:
+            with use_locks.held(other):
+                read = pool.submit(readers.read, 60)
+                eventually(
+                    lambda: "in use by other jobs" in reported_trouble(cache, MANY.prepared())
+                )
+                assert not read.done()
+            assert read.result(DEADLINE_S) == readers.read(60)

@@ -77,6 +77,7 @@ from holdfast_workers.protocol.processes import (
     WorkerJob,
 )
 from holdfast_workers.protocol.signals import Signal, StoreLost, ZygoteLost
+from holdfast_workers.training.skipped_windows import Ledger
 
 RELEASE_WAIT_S = 2.0
 """The time for killed workers to exit before the files that they write are removed."""
@@ -213,7 +214,9 @@ class NodeAgent:
         self._loads = RemoteLoads(config, self._storage_processes, self._io)
         self._cleanup = RemoteCleanup(config, savers, self._io, self._signals, self._closing)
         self._worker_pool.attach(self._io)
-        self._watch = ProgressWatch(config, self._worker_pool.reports, self._signals)
+        self._watch = ProgressWatch(
+            config, self._worker_pool.reports, self._signals, self._fetching.read_from
+        )
         self._orphans = Orphans(self._owns_child)
         self._upkeep = PeriodicThread("upkeep", UPKEEP_S, self._clean_up)
         self._handlers = self._handlers_by_command()
@@ -350,6 +353,8 @@ class NodeAgent:
         self._memory.use_mesh(order.mesh)
         self._mesh = order.mesh
         for seat in order.seats:
+            first_step = seat.restore.step + 1
+            self._fetching.read_from(Ledger.of(order.skipped).window(first_step))
             self._take_seat(order, seat)
         self._send_lease(order.attempt, *self._authority.lease_until(order.attempt))
         return Done()

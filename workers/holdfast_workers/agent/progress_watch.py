@@ -3,7 +3,8 @@
 One thread reads every beacon four times a second or more often, and whenever a standstill reaches
 its limit. A node does not judge whether a rank that makes no progress hangs or waits for another
 rank: it sends one signal for each standstill that has passed its limit, and answers questions. A
-rank that makes progress again may be reported again. An exception ends only that reading; a beacon
+rank that makes progress again may be reported again. The agent learns here, too, which window of
+data its ranks read. An exception ends only that reading; a beacon
 that cannot be opened affects only its own worker.
 """
 
@@ -60,6 +61,7 @@ class _WatchedWorker:
         self.attempt = 0
         self.seated_ns = 0
         self.changed_ns = 0
+        self.window: int | None = None
         self._phases = 0
         self._read_at = time.monotonic()
 
@@ -77,15 +79,18 @@ class _WatchedWorker:
 
 
 class ProgressWatch:
-    """Thread-safe. `workers` returns the node's workers, with rank and attempt."""
+    """Thread-safe. `workers` returns the node's workers, with rank and attempt. `on_window(window)`
+    is called with the first window that ranks of the node read, and must not block."""
 
     def __init__(
         self,
         config: AgentConfig,
         workers: Callable[[], tuple[WorkerReport, ...]],
         signals: SignalSender,
+        on_window: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._config = config
+        self._on_window = on_window
         self._folder = Path(config.memory_root)
         self._spec: DetectionSpec = config.plan.spec.detection
         self._workers = workers
@@ -151,6 +156,9 @@ class ProgressWatch:
             for ended in watched.reader.ended_phases():
                 self._limits.learn(ended.phase, ended.standstill_s, cold=ended.cold)
             beats.append((self._beat(report, report.rank, watched), watched))
+        windows = [watched.window for _, watched in beats if watched.window is not None]
+        if windows:
+            self._on_window(min(windows))
         return beats
 
     def _watched_of(self, report: WorkerReport) -> _WatchedWorker | None:
@@ -183,7 +191,7 @@ class ProgressWatch:
         reading = watched.reader.read()
         if reading is None or reading.attempt != report.attempt:
             reading = self._before_its_begin(reading, report.attempt, watched.seated_ns)
-        watched.changed_ns = reading.changed_ns
+        watched.changed_ns, watched.window = reading.changed_ns, reading.window
         limit_s = self._limits.limit_s(reading.phase, cold=reading.cold, bound_s=reading.bound_s)
         return Beat(
             rank=rank,

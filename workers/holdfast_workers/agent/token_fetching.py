@@ -1,7 +1,8 @@
 """Keeps a process on the node that brings the token sets of the job into the node's cache.
 
 It has the bucket's credentials and runs no users' code. The ranks wait for the files by
-themselves, so its death costs time only: another one takes its place.
+themselves, so its death costs time only: another one takes its place. The ranks show the window of
+samples that they read in their beacons (`progress_watch.py`); the process is sent it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import structlog
 
 from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.ipc.children import ChildProcesses
+from holdfast_workers.ipc.children import Child, ChildProcesses
 from holdfast_workers.ipc.io_loop import NodeIO
-from holdfast_workers.protocol.processes import FetcherJob
+from holdfast_workers.protocol.processes import FetcherJob, WindowRead
 
 AGAIN_S = 2.0
 """Least time between the starts of two of them."""
@@ -24,22 +25,46 @@ _log = structlog.get_logger()
 
 
 class TokenFetching:
-    """Called in background threads."""
+    """`fork` is called in background threads, `read_from` in any thread; it never waits."""
 
     def __init__(
         self, config: AgentConfig, processes: ChildProcesses, closing: threading.Event
     ) -> None:
-        self._job = FetcherJob(config.cache_dir)
+        self._cache_dir = config.cache_dir
         self._processes = processes
         self._closing = closing
         self._forked_at = 0.0
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._window: int | None = None
+        self._known: int | None = None
+        """The window that the process knows."""
 
     def fork(self, io: NodeIO) -> None:
         """Start the process, in place of one that has ended."""
         while not self._closing.wait(self._forked_at + AGAIN_S - time.monotonic()):
             self._forked_at = time.monotonic()
+            job = FetcherJob(self._cache_dir, self._window)
             try:
-                io.watch(self._processes.fork("fetcher", self._job))
-                return
+                child = self._processes.fork("fetcher", job)
             except (WorkersError, OSError) as error:
                 _log.warning("the fetch of the token sets did not start", why=str(error))
+                continue
+            with self._lock:
+                self._child, self._known = child, job.window
+                self._inform()
+            io.watch(child)
+            return
+
+    def read_from(self, window: int) -> None:
+        """The ranks of the node read this window of the sample order, or later ones."""
+        with self._lock:
+            self._window = window
+            self._inform()
+
+    def _inform(self) -> None:
+        """A message that the process has no room for is sent again with the next call."""
+        if self._child is None or self._window is None or self._window == self._known:
+            return
+        if self._child.send(WindowRead(self._window), or_drop=True):
+            self._known = self._window

@@ -1,15 +1,18 @@
-"""The process that brings a job's token sets into the cache of its node, and holds them there.
+"""The process that brings a job's token sets into the cache of its node, and holds there what the
+node's ranks read.
 
-It fetches what is missing, then again what goes. Its locks end with it. It ends with the agent, or
-once the fetch has failed for a reason that a repetition does not mend: another one takes its place.
+It fetches what is missing, then again what goes, and what comes next as the ranks go on. Its locks
+end with it. It ends with the agent, or once the fetch has failed for a reason that a repetition
+does not mend: another one takes its place.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -19,7 +22,7 @@ from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.fault_injection.failing_storage import with_injected_failures
 from holdfast_workers.ipc import control_channel
-from holdfast_workers.protocol.processes import FetcherJob, StorageRefusal, StorageZygoteConfig
+from holdfast_workers.protocol.processes import FetcherJob, StorageZygoteConfig, WindowRead
 from holdfast_workers.token_sets.node_fetch import FetchProgress, fetch
 
 AGAIN_AFTER_S = 30.0
@@ -31,14 +34,20 @@ _log = structlog.get_logger()
 def run(end: socket.socket, job: FetcherJob, config: StorageZygoteConfig) -> int:
     """Returns 0 once the agent is gone, and 1 some time after the fetch has failed."""
     stop, codes = threading.Event(), SimpleQueue[int]()
+    window = job.window
 
     def until_agent_is_gone() -> None:
-        with contextlib.suppress(control_channel.ControlClosed):
-            control_channel.receive(end, StorageRefusal)  # the agent sends nothing
-        codes.put(0)
+        nonlocal window
+        try:
+            while True:
+                window = control_channel.receive(end, WindowRead).window
+        except control_channel.ControlClosed:
+            pass
+        finally:
+            codes.put(0)
 
     def until_fetch_fails() -> None:
-        codes.put(_fetch(job, config, stop))
+        codes.put(_fetch(job, config, stop, lambda: window))
 
     for work in (until_agent_is_gone, until_fetch_fails):
         threading.Thread(target=work, name=work.__name__, daemon=True).start()
@@ -47,13 +56,19 @@ def run(end: socket.socket, job: FetcherJob, config: StorageZygoteConfig) -> int
     return code
 
 
-def _fetch(job: FetcherJob, config: StorageZygoteConfig, stop: threading.Event) -> int:
+def _fetch(
+    job: FetcherJob,
+    config: StorageZygoteConfig,
+    stop: threading.Event,
+    window: Callable[[], int | None],
+) -> int:
     faults = Path(config.storage_fault_file)
+    opened = cache(partial(open_storage, options=config.storage))  # each has connections
 
     def open_set(uri: str) -> Storage:
-        return with_injected_failures(open_storage(uri, config.storage), faults)
+        return with_injected_failures(opened(uri), faults)
 
-    spec, began = config.plan.spec, time.monotonic()
+    began = time.monotonic()
     is_logged = False
 
     def log_when_whole(now: FetchProgress) -> None:
@@ -61,19 +76,17 @@ def _fetch(job: FetcherJob, config: StorageZygoteConfig, stop: threading.Event) 
         if now.is_whole and not is_logged:
             is_logged = True
             took_s = round(time.monotonic() - began, 3)
-            _log.info(
-                "the token sets are here", shards=now.shards, nbytes=now.nbytes, took_s=took_s
-            )
+            what = "the token sets are here" if now.is_all else "the first token groups are here"
+            _log.info(what, shards=now.shards, nbytes=now.nbytes, took_s=took_s)
 
     try:
         fetch(
-            spec.data,
-            spec.model.sequence_length,
-            spec.train.seed,
+            config.plan.spec,
             open_set,
             Path(job.cache_dir),
             stop,
             log_when_whole,
+            window,
         )
     except Exception:  # its reason is left for the ranks
         _log.exception("the token sets are not fetched")

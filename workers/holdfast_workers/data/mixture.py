@@ -67,6 +67,25 @@ class Mixture:
 
         return descend(0, len(self.weights), positions)
 
+    def position(self, source: int, index: int) -> int:
+        """The position at which the source has so many positions before: the inverse of
+        `choose`."""
+
+        def ascend(first: int, last: int) -> int:
+            if last - first == 1:
+                return index
+            middle, part, whole = self._split(first, last)
+            if source < middle:
+                return -((ascend(first, middle) + 1) * -whole // part) - 1
+            return ascend(middle, last) * whole // (whole - part)
+
+        return ascend(0, len(self.weights))
+
+    def most_of(self, source: int, positions: int) -> int:
+        """At least as many as the source has of any so many successive positions."""
+        share = positions * self.weights[source] // self.total
+        return min(positions, share + 2 * self.depth + 1)
+
     def _split(self, first: int, last: int) -> tuple[int, int, int]:
         """The middle of a range of sources, the weight before it, and the weight of all."""
         middle, start = (first + last) // 2, self._ends[first]

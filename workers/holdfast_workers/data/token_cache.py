@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_set import BadTokenSet, ShardFacts, TokenSet
-from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE
 from holdfast_workers.private_files import write_private
 from holdfast_workers.spec import PreparedSpec
 
@@ -38,23 +35,6 @@ def decoded(content: bytes, where: str, prepared: PreparedSpec) -> TokenSet:
             "former token set"
         )
     return token_set
-
-
-def distinct_shards(sets: Iterable[TokenSet]) -> list[ShardFacts]:
-    """In their order; sources may have shards of the same content."""
-    return list({shard.digest: shard for each in sets for shard in each.shards}.values())
-
-
-def refuse_larger_than_cache(sets: Sequence[TokenSet], limit_bytes: int) -> None:
-    """Raises CorpusError unless the cache of a node may keep all sets of a job."""
-    manifests = {each.digest: len(each.encode()) for each in sets}
-    needed = sum(shard.nbytes for shard in distinct_shards(sets)) + sum(manifests.values())
-    if needed > limit_bytes:
-        raise CorpusError(
-            f"the token sets of this job have {needed / 1e9:.3g} GB, and the cache of a node keeps "
-            f"at most {limit_bytes / 1e9:.3g} GB: set {LIMIT_VARIABLE} on the nodes to more than "
-            "the former, or use less data"
-        )
 
 
 def report_trouble(cache_dir: Path, prepared: PreparedSpec, reason: str) -> None:

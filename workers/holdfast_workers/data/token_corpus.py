@@ -2,15 +2,18 @@
 
 Another process fetches the files; a missing one is waited for, visibly, and for a bounded time
 since the last one came. A shard is mapped when a sample of it is read, and is locked while it is
-mapped, so that nothing removes it. Nothing of a file is read before all of it was verified by its
-digest, once by each reader; a damaged one is removed, named, and waited for like a missing one.
+mapped, so that nothing removes it. Once its group has been read, it is mapped no more: the cache
+may need its room for what comes next. Nothing of a file is read before all of it was verified by
+its digest, once by each reader; a damaged one is removed, named, and waited for like a missing one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -24,11 +27,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from holdfast_workers.data.corpus import CorpusError
+from holdfast_workers.data.fetch_plan import FetchPlan
 from holdfast_workers.data.sample_order import Indices
 from holdfast_workers.data.token_cache import (
     decoded,
     manifest_file,
-    refuse_larger_than_cache,
     reported_trouble,
     shard_file,
 )
@@ -57,12 +60,17 @@ NOTES_EVERY_S = 30.0
 _POLL_S = 0.1
 _MOST_MAPPED = 256
 """Mapped shards: each needs a file descriptor."""
+COLLECTIVE_SHARE = 0.9
+"""Of the time after which a collective fails: a rank whose peers wait in one while it waits for
+data gives up before, as its reason says more than theirs."""
 
 _log = structlog.get_logger()
 Found = TypeVar("Found")
 Waiting = Callable[[], AbstractContextManager[Callable[[], None]]]
 """Entered when a wait for a file begins, and again when its end moves; what it returns is called
 again and again, and may raise."""
+OnWindow = Callable[[int], None]
+"""Called with the number of a window before its first sample is read; in any thread."""
 
 
 def _unnoticed() -> AbstractContextManager[Callable[[], None]]:
@@ -70,7 +78,8 @@ def _unnoticed() -> AbstractContextManager[Callable[[], None]]:
 
 
 class TokenCorpus:
-    """Samples of `sequence_length` targets from the token sets of all sources."""
+    """Samples of `sequence_length` targets from the token sets of all sources. They are read by one
+    thread at a time, window by window of `window_samples` positions."""
 
     def __init__(
         self,
@@ -79,12 +88,14 @@ class TokenCorpus:
         files: _AwaitedFiles,
         sequence_length: int,
         seed: int,
+        window_samples: int,
+        on_window: OnWindow,
     ) -> None:
         self.order = order_of(data, sets, sequence_length, seed)
         self.vocabulary = sets[0].tokenizer.vocabulary
         digests = [each.digest for each in sets]
         weights = _weights(data, len(sets))
-        what = f"{digests}/{weights}/{sequence_length}/{_shuffle_bytes(data)}"
+        what = f"{digests}/{weights}/{sequence_length}/{shuffle_bytes(data)}"
         self.fingerprint = str(xxhash.xxh3_128(what.encode()).hexdigest())
         """Of all that the samples and their order depend on, but for the seed."""
         self._shards = [
@@ -92,9 +103,14 @@ class TokenCorpus:
             for each, prepared in zip(sets, data.prepared, strict=True)
             for shard in each.shards
         ]
-        files.unseen = {shard_file(files.cache_dir, shard).name for shard, _ in self._shards}
+        self._names = {shard_file(files.cache_dir, shard).name for shard, _ in self._shards}
+        files.unseen = {*self._names}
         self._files = files
         self._length = sequence_length
+        self._window_samples = window_samples
+        self._on_window = on_window
+        self._window = -1
+        self._places: tuple[tuple[int, int], ...] = ()
         self._mapped: OrderedDict[int, ShardContent] = OrderedDict()
 
     @classmethod
@@ -106,13 +122,17 @@ class TokenCorpus:
         seed: int,
         patience_s: float = PATIENCE_S,
         waiting: Waiting = _unnoticed,
+        window_samples: int = 1,
+        window_patience_s: float = math.inf,
+        on_window: OnWindow = lambda _: None,
     ) -> TokenCorpus:
-        """The corpus of `data.prepared`; `waiting`: for each wait, here and later. Raises
-        CorpusError if a manifest does not come in time, or if the sets do not fit together or into
-        the cache, and InvalidCacheLimit.
+        """The corpus of `data.prepared`; `waiting`: for each wait, here and later;
+        `window_patience_s`: the longest wait for all shards of a window, `patience_s` aside. Raises
+        CorpusError if a manifest does not come in time, if the sets do not fit together, or if the
+        cache may not keep enough of them, and InvalidCacheLimit.
         """
         limit_bytes = cache_limit_bytes(os.environ)  # without it, nothing is fetched
-        files = _AwaitedFiles(cache_dir, patience_s, waiting)
+        files = _AwaitedFiles(cache_dir, patience_s, window_patience_s, waiting)
         sets = [files.manifest(prepared) for prepared in data.prepared]
         tokenizers = {each.tokenizer.digest: each for each in sets}
         if len(tokenizers) > 1:
@@ -121,11 +141,12 @@ class TokenCorpus:
                 f"{sources} were prepared with different tokenizers: prepare all sources again "
                 "with one"
             )
-        refuse_larger_than_cache(sets, limit_bytes)
         try:
-            return cls(data, sets, files, sequence_length, seed)
+            corpus = cls(data, sets, files, sequence_length, seed, window_samples, on_window)
         except ValueError as error:
             raise CorpusError(f"the token sets cannot be read in an order: {error}") from error
+        FetchPlan(corpus.order, sets, window_samples, shuffle_bytes(data), limit_bytes)
+        return corpus
 
     @property
     def samples(self) -> int:
@@ -133,6 +154,9 @@ class TokenCorpus:
         return self.order.samples
 
     def samples_at(self, positions: Indices) -> Indices:
+        """The sample at each position, which is read next."""
+        if len(positions):
+            self._begin(int(positions.min()) // self._window_samples, int(positions.max()) + 1)
         return self.order.samples_at(positions)
 
     def targets_of(self, samples: Indices) -> int:
@@ -154,6 +178,26 @@ class TokenCorpus:
             targets[row, :count] = tokens[1:]
         return inputs, targets
 
+    def _begin(self, window: int, end: int) -> None:
+        """Samples of this window are read next, and of no position from `end` on."""
+        if window != self._window:
+            self._window = window
+            self._files.begin_window()
+            self._let_go_of_others(window * self._window_samples, end)
+        self._on_window(window)  # once no file of another group is in use
+
+    def _let_go_of_others(self, start: int, end: int) -> None:
+        """Unmap the shards of groups that no sample of these positions is from."""
+        places = self.order.places_at(start)
+        if places == self._places:
+            return
+        self._places = places
+        self._files.unseen = {*self._names}  # those that come again for these groups count, too
+        groups = self.order.groups_between(start, max(end, start + self._window_samples))
+        read = {shard for group in groups for shard in group.shards}
+        for shard in self._mapped.keys() - read:
+            del self._mapped[shard]
+
     def _content(self, shard: int) -> ShardContent:
         content = self._mapped.get(shard)
         if content is None:
@@ -167,7 +211,8 @@ class TokenCorpus:
             self._mapped[shard] = content
             if len(self._mapped) > _MOST_MAPPED:
                 self._mapped.popitem(last=False)
-        self._mapped.move_to_end(shard)
+        else:
+            self._mapped.move_to_end(shard)
         return content
 
 
@@ -183,26 +228,35 @@ def order_of(
         for each in sets
     ]
     weights = _weights(data, len(sets))
-    return TokenOrder(sizes, weights, sequence_length, seed, _shuffle_bytes(data))
+    return TokenOrder(sizes, weights, sequence_length, seed, shuffle_bytes(data))
 
 
-def _shuffle_bytes(data: DataSpec) -> int:
+def shuffle_bytes(data: DataSpec) -> int:
     return int(data.shuffle_gb * 1e9)
 
 
 class _AwaitedFiles:
     """Files of a node's cache, each of which is waited for."""
 
-    def __init__(self, cache_dir: Path, patience_s: float, waiting: Waiting) -> None:
+    def __init__(
+        self, cache_dir: Path, patience_s: float, window_patience_s: float, waiting: Waiting
+    ) -> None:
         self.cache_dir = cache_dir
         self._patience_s = patience_s
+        self._window_patience_s = window_patience_s
         self._waiting = waiting
+        self._window_until = math.inf
         self._manifests_until = time.monotonic() + min(patience_s, MANIFEST_PATIENCE_S)
         self._progress_at = 0.0
         self._verified: dict[Path, tuple[int, int]] = {}
         """The inode, and the time of the last change, of each file that was verified."""
         self.unseen: set[str] = set()
-        """Names of the job's shards that were never in the cache when a wait looked."""
+        """Names of the job's shards that were not in the cache whenever a wait for the present
+        groups looked."""
+
+    def begin_window(self) -> None:
+        """The next wait is the first one of a window."""
+        self._window_until = math.inf
 
     def manifest(self, prepared: PreparedSpec) -> TokenSet:
         """Raises CorpusError."""
@@ -219,7 +273,13 @@ class _AwaitedFiles:
         CorpusError."""
         self._progress_at = time.monotonic()
         path = shard_file(self.cache_dir, facts)
-        return self._awaited(path, prepared, lambda: self._mapped(path, facts), self._shard_until)
+        try:
+            return self._awaited(
+                path, prepared, lambda: self._mapped(path, facts), self._shard_until
+            )
+        except BaseException:
+            self.begin_window()  # whoever reads it again has all the time
+            raise
 
     def _shard_until(self) -> float:
         """The end of the wait for a shard: others that come show that the fetch goes on. One that
@@ -228,7 +288,8 @@ class _AwaitedFiles:
             if came := self.unseen & {path.name for path in self.cache_dir.iterdir()}:
                 self.unseen -= came
                 self._progress_at = time.monotonic()
-        return self._progress_at + self._patience_s
+        self._window_until = min(self._window_until, time.monotonic() + self._window_patience_s)
+        return min(self._progress_at + self._patience_s, self._window_until)
 
     def _awaited(
         self,
@@ -250,14 +311,25 @@ class _AwaitedFiles:
                     now = time.monotonic()
                     why = reported_trouble(self.cache_dir, prepared) or found
                     if now >= end:
+                        if end == self._window_until:
+                            why += (
+                                "; if the storage is so slow, set detection.collective_timeout_s "
+                                "to more"
+                            )
                         raise CorpusError(
                             f"{path.name} of the token set {prepared.uri} did not come into the "
-                            f"cache {self.cache_dir} of this node within {now - began:.0f} s: {why}"
+                            f"cache {self.cache_dir} of the node {socket.gethostname()} within "
+                            f"{now - began:.0f} s: {why}"
                         )
                     if now >= note_at:
                         note_at = now + NOTES_EVERY_S
-                        waited = round(now - began)
-                        _log.warning("waits for data", file=path.name, waited_s=waited, why=why)
+                        _log.warning(
+                            "waits for data",
+                            file=path.name,
+                            node=socket.gethostname(),
+                            waited_s=round(now - began),
+                            why=why,
+                        )
                     check()
                     time.sleep(_POLL_S)
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import merge
+from itertools import pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +49,20 @@ class TokenGroup:
     """In the epoch, from 0."""
     shards: tuple[int, ...]
     """Counted over all sources."""
+    begin: int
+    """The position of its first sample."""
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """What bounds the groups of a pool."""
+
+    pool: int
+    nbytes: int
+    """Of all its shards."""
+    largest_shard: int
+    window_bytes: float
+    """The most bytes of a shard for each of its windows."""
 
 
 class TokenOrder:
@@ -84,11 +100,9 @@ class TokenOrder:
                 self._shard_starts[first:last],
                 nbytes[first:last],
                 derived_seed(seed, number),
-                shuffle_bytes * weight // self.mixture.total,
+                self.group_bytes(number, shuffle_bytes),
             )
-            for number, (first, last, weight) in enumerate(
-                zip(ends[:-1], ends[1:], self.mixture.weights, strict=True)
-            )
+            for number, (first, last) in enumerate(pairwise(ends))
         ]
 
     @property
@@ -128,31 +142,36 @@ class TokenOrder:
         epochs = [count / pool.size for count, pool in zip(counts, self._pools, strict=True)]
         return tuple(epochs if self._is_mixed else epochs * (len(self._first_shards) - 1))
 
-    def groups_at(self, position: int) -> tuple[TokenGroup, ...]:
-        """The group of each pool from which its next sample, at this position or later, is."""
+    def places_at(self, position: int) -> tuple[tuple[int, int], ...]:
+        """The epoch, and the number of the group, of each pool's next sample at this position or
+        later. While they stay the same, no group has been read to its end."""
         counts = self.mixture.counts(position)
-        return tuple(
-            self._group(number, *pool.group_at(count))
-            for number, (count, pool) in enumerate(zip(counts, self._pools, strict=True))
+        return tuple(pool.place_of(count) for count, pool in zip(counts, self._pools, strict=True))
+
+    def groups_from(self, position: int) -> Iterator[TokenGroup]:
+        """The groups that are read from this position on, by the positions at which they begin; of
+        each pool, until they have named each of its shards."""
+        counts = self.mixture.counts(position)
+        return merge(
+            *(self._groups_of(pool, count) for pool, count in enumerate(counts)),
+            key=lambda group: group.begin,
         )
 
-    def next_group(self, group: TokenGroup) -> TokenGroup:
-        """The group that its pool reads after this one."""
-        after = self._pools[group.pool].next_group(group.epoch, group.number)
-        return self._group(group.pool, *after)
+    def groups_between(self, start: int, end: int) -> list[TokenGroup]:
+        """The groups of the samples at the positions from `start` to `end`, which is excluded."""
+        return [*takewhile(lambda group: group.begin < end, self.groups_from(start))]
 
-    def shards_as_read(self) -> Iterator[int]:
-        """All shards, each once, counted over all sources: those of the first group of each pool,
-        then those of the next groups."""
-        groups = self.groups_at(0)
-        while groups:
-            for group in groups:
-                yield from group.shards
-            following = map(self.next_group, groups)
-            groups = tuple(group for group in following if group.epoch == 0)
+    def group_bytes(self, pool: int, shuffle_bytes: int) -> int:
+        """The part of `shuffle_bytes` that a group of the pool gets."""
+        return shuffle_bytes * self.mixture.weights[pool] // self.mixture.total
 
-    def _group(self, pool: int, epoch: int, number: int) -> TokenGroup:
-        return TokenGroup(pool, epoch, number, self._pools[pool].shards_of(epoch, number))
+    def pool_sizes(self) -> list[PoolSizes]:
+        return [pool.sizes(number) for number, pool in enumerate(self._pools)]
+
+    def _groups_of(self, number: int, count: int) -> Iterator[TokenGroup]:
+        for epoch, group, index, shards in self._pools[number].groups_from(count):
+            begin = self.mixture.position(number, index)
+            yield TokenGroup(number, epoch, group, shards, begin)
 
 
 @dataclass(frozen=True)
@@ -197,20 +216,33 @@ class _Pool:
             samples[chosen] = self._samples_of(epoch, within[chosen])
         return samples
 
-    def group_at(self, index: int) -> tuple[int, int]:
+    def place_of(self, index: int) -> tuple[int, int]:
         """The epoch and the number of the group of a window."""
         epoch, within = divmod(index, self.size)
         starts = self._table(epoch).group_starts
         return epoch, int(np.searchsorted(starts, within, "right")) - 1
 
-    def next_group(self, epoch: int, number: int) -> tuple[int, int]:
-        is_last = number + 2 == len(self._table(epoch).cuts)
-        return (epoch + 1, 0) if is_last else (epoch, number + 1)
+    def groups_from(self, index: int) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+        """From the group of a window on, until each shard was in one: the epoch, the number, the
+        index of the first window, and the shards."""
+        epoch, number = self.place_of(index)
+        unseen = set(self._shards.tolist())
+        while unseen:
+            table = self._table(epoch)
+            own = table.order[table.cuts[number] : table.cuts[number + 1]]
+            shards = tuple(self._shards[own].tolist())
+            yield epoch, number, epoch * self.size + int(table.group_starts[number]), shards
+            unseen -= set(shards)
+            is_last = number + 2 == len(table.cuts)
+            epoch, number = (epoch + 1, 0) if is_last else (epoch, number + 1)
 
-    def shards_of(self, epoch: int, number: int) -> tuple[int, ...]:
-        table = self._table(epoch)
-        own = table.order[table.cuts[number] : table.cuts[number + 1]]
-        return tuple(self._shards[own].tolist())
+    def sizes(self, number: int) -> PoolSizes:
+        return PoolSizes(
+            number,
+            int(self._nbytes.sum()),
+            int(self._nbytes.max()),
+            float((self._nbytes / self._windows).max()),
+        )
 
     def _samples_of(self, epoch: int, within: Indices) -> Indices:
         table = self._table(epoch)

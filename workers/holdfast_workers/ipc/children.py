@@ -33,6 +33,7 @@ from holdfast_workers.protocol.processes import (
     Job,
     ProcessReady,
     StorageZygoteConfig,
+    WindowRead,
     WorkerJob,
     WorkerOrder,
     ZygoteConfig,
@@ -83,7 +84,9 @@ class Child:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _closed: bool = False
 
-    def send(self, message: WorkerOrder | AskStorePort, *, or_drop: bool = False) -> bool:
+    def send(
+        self, message: WorkerOrder | AskStorePort | WindowRead, *, or_drop: bool = False
+    ) -> bool:
         """Send a control message; never waits. False if the process has ended (the I/O loop reports
         its exit), or its socket buffer is full of unread messages: such a process is killed. With
         `or_drop`, only the message is lost."""

@@ -43,6 +43,8 @@ _ENDED_PHASE = struct.Struct("<16sq?7x")
 _PHASE_AT = 0
 _TIMES_AT = 96
 """Two numbers of 8 bytes: steps timed, and the seconds that they were computed for."""
+_WINDOW_AT = 112
+"""8 bytes: the number of the window that is read, from 1; 0: none yet."""
 _GROUPS_AT, _GROUP_STRIDE, MAX_GROUPS = 128, 96, 20
 _RING_AT, RING_ENTRIES = 2048, 512
 FILE_BYTES = _RING_AT + RING_ENTRIES * _ENDED_PHASE.size
@@ -168,6 +170,7 @@ class Beacon:
         self._attempt = 0
         self._writes = 0
         self._times = self._buffer[_TIMES_AT : _TIMES_AT + 16].cast("d")
+        self._window = self._buffer[_WINDOW_AT : _WINDOW_AT + 8].cast("q")
         self.take_over()
         self._changed_ns = _monotonic_ns()
         self._longest_ns = 0
@@ -200,6 +203,7 @@ class Beacon:
             at = _GROUPS_AT + index * _GROUP_STRIDE
             self._buffer[at : at + _GROUP.size] = bytes(_GROUP.size)
         self._times[0] = self._times[1] = 0.0
+        self._window[0] = 0
         self._attempt = attempt
         self.cold = True
 
@@ -207,6 +211,10 @@ class Beacon:
         """A step of a user's program took this long, without waits in collectives."""
         self._times[1] += computed_s
         self._times[0] += 1.0
+
+    def show_window(self, window: int) -> None:
+        """This window of the sample order is read, or will be next; called in any thread."""
+        self._window[0] = window + 1
 
     def enter(self, name: str, step: int, micro_batch: int = 0, bound_s: float = 0.0) -> None:
         """Phase `name` begins, and the phase before it has ended normally."""
@@ -303,6 +311,8 @@ class BeaconReading:
     steps_timed: int = 0
     """See `Beacon.add_step_time`."""
     computed_s: float = 0.0
+    window: int | None = None
+    """See `Beacon.show_window`; None: none was shown in this attempt."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +330,7 @@ class BeaconReader:
     def __init__(self, path: Path) -> None:
         self._buffer = memoryview(_mapped(path, writable=False))
         self._times = self._buffer[_TIMES_AT : _TIMES_AT + 16].cast("d")
+        self._window = self._buffer[_WINDOW_AT : _WINDOW_AT + 8].cast("q")
         self._records: dict[int, tuple[Any, ...]] = {}
         self.phases_read = 0
         """The number of ended phases that were read or had been overwritten before."""
@@ -349,6 +360,7 @@ class BeaconReader:
             groups=tuple(groups),
             steps_timed=int(self._times[0]),
             computed_s=self._times[1],
+            window=self._window[0] - 1 if self._window[0] else None,
         )
 
     def ended_phases(self) -> list[EndedPhase]:

@@ -284,6 +284,13 @@ class StorePort:
 
 
 @dataclass(frozen=True)
+class WindowRead:
+    """The first window of the sample order that ranks of the node read now."""
+
+    window: int
+
+
+@dataclass(frozen=True)
 class StorageRefusal:
     """The storage refuses the operation for now."""
 
@@ -432,9 +439,12 @@ class TidierJob:
 
 @dataclass(frozen=True)
 class FetcherJob:
-    """Bring the job's token sets into the node's cache, and hold them there."""
+    """Bring the job's token sets into the node's cache, and hold there what its ranks read. The
+    agent sends `WindowRead` whenever that changes."""
 
     cache_dir: str
+    window: int | None = None
+    """As in `WindowRead`; None: not known yet."""
 
     process: ClassVar[str] = "fetcher"
     answers: ClassVar[tuple[type, ...]] = (StorageRefusal,)

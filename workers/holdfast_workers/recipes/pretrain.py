@@ -48,6 +48,7 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
+from holdfast_workers.progress import beacon
 from holdfast_workers.recipes.batches_ahead import BatchesAhead, wait_for_data
 from holdfast_workers.recipes.micro_batches import (
     MicroBatch,
@@ -118,6 +119,8 @@ class PretrainRecipe(Recipe):
         self._expected: _BuiltRecipe | None = None
         self._pipeline: Pipeline | None = None
         """The pipeline of this attempt, once a step has begun."""
+        self._beacon: beacon.Beacon | None = None
+        """Of the training thread, for others that read data."""
         self._losses: list[Tensor] = []
         """Losses of the micro-batches of the last computed step."""
         self._batches = BatchesAhead(self._read_window)
@@ -138,7 +141,11 @@ class PretrainRecipe(Recipe):
     # --- building and rebuilding ------------------------------------------------------------
 
     def prepare(self) -> None:
-        self._task = new_task(self.spec, self.cache_dir, self._waiting_for_data)
+        self._task = new_task(self.spec, self.cache_dir, self._waiting_for_data, self._show_window)
+
+    def _show_window(self, window: int) -> None:
+        if self._beacon is not None:
+            self._beacon.show_window(window)
 
     def _waiting_for_data(self) -> AbstractContextManager[Callable[[], None]]:
         return wait_for_data(self.leave_if_over)
@@ -250,6 +257,7 @@ class PretrainRecipe(Recipe):
 
     def train_step(self, step: int, agree: Agree, gate: Gate, phase: PhaseReporter) -> StepOutcome:
         built, train = self._require_built(), self.spec.train
+        self._beacon = beacon.current()
         self._seed_generators(step)
         share = self._forward_backward(step, phase)
         gradients = [_gradient(parameter) for parameter in built.parameters]
@@ -340,7 +348,7 @@ class PretrainRecipe(Recipe):
             phase("load", step, index)
             read = self._read(step, index)
             self.leave_if_over()
-            if index == 0 and step < self.spec.train.steps:
+            if index == 0 and step < self.spec.train.last_step:
                 self._batches.read_ahead(self._window_share(step + 1))
             digest = (digest + read.digest) % (1 << 64)
             samples += read.samples

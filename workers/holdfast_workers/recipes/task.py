@@ -13,7 +13,13 @@ from torch import Tensor
 from holdfast_workers.data.corpus import CorpusError, open_corpus
 from holdfast_workers.data.images import ImageSet, open_images
 from holdfast_workers.data.sample_order import Indices, samples_at
-from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus, Waiting
+from holdfast_workers.data.token_corpus import (
+    COLLECTIVE_SHARE,
+    IGNORED,
+    OnWindow,
+    TokenCorpus,
+    Waiting,
+)
 from holdfast_workers.models import llama_parameters, vit_parameters
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer, initial_values
@@ -119,13 +125,18 @@ class LanguageTask(_TextTask):
 class TokenTask(_TextTask):
     """Text of prepared token sets. The last sample of a shard may have fewer targets."""
 
-    def __init__(self, spec: TrainingSpec, cache_dir: Path, waiting: Waiting) -> None:
+    def __init__(
+        self, spec: TrainingSpec, cache_dir: Path, waiting: Waiting, on_window: OnWindow
+    ) -> None:
         self._corpus = TokenCorpus.open(
             spec.data,
             cache_dir,
             spec.model.sequence_length,
             spec.train.seed,
             waiting=waiting,
+            window_samples=spec.train.global_batch,
+            window_patience_s=COLLECTIVE_SHARE * spec.detection.collective_timeout_s,
+            on_window=on_window,
         )
         super().__init__(spec, self._corpus.vocabulary)
         self.samples = self._corpus.samples
@@ -179,13 +190,13 @@ class ImageTask(Task):
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
 
 
-def new_task(spec: TrainingSpec, cache_dir: Path, waiting: Waiting) -> Task:
-    """The task of a spec; `waiting`: for waits for data, here and in `batch`. Raises
-    CorpusError."""
+def new_task(spec: TrainingSpec, cache_dir: Path, waiting: Waiting, on_window: OnWindow) -> Task:
+    """The task of a spec; `waiting`: for waits for data, here and in `batch`; `on_window`: for each
+    window, if its data is fetched meanwhile. Raises CorpusError."""
     if spec.model.family == "vit":
         return ImageTask(spec, cache_dir)
     if spec.data.prepared:
-        return TokenTask(spec, cache_dir, waiting)
+        return TokenTask(spec, cache_dir, waiting, on_window)
     if spec.data.sources:
         raise CorpusError(
             "data.sources are not prepared: the server does so for a job that it starts; "

@@ -1,11 +1,11 @@
 """Brings the token sets of a job into a node's cache, so that ranks can read them.
 
 Each file is verified by its digest while it is written under another name, and gets its own name
-once it is on disk; it stays locked until the fetching process ends. What is damaged, missing or
-refused is tried again until it comes or the fetch is stopped, and its reason is left for the ranks
-(`token_cache.report_trouble`). What goes, because a rank found it damaged, is fetched again.
-Processes of one node do not fetch the same file twice at once: they lock its unfinished file, which
-the next one takes over from one that was killed.
+once it is on disk. What the job reads now, and next (`fetch_plan`), stays locked, and the rest may
+be removed. What is damaged, missing or refused is tried again until it comes or the fetch is
+stopped, and its reason is left for the ranks (`token_cache.report_trouble`). What goes, because a
+rank found it damaged, is fetched again. Processes of one node do not fetch the same file twice at
+once: they lock its unfinished file, which the next one takes over from one that was killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import structlog
@@ -28,20 +27,20 @@ from holdfast_workers.checkpoint.storage import (
     TransientStorageError,
     joined,
 )
+from holdfast_workers.data.fetch_plan import FetchPlan
 from holdfast_workers.data.token_cache import (
     decoded,
     manifest_file,
-    refuse_larger_than_cache,
     report_trouble,
     shard_file,
 )
-from holdfast_workers.data.token_corpus import order_of
+from holdfast_workers.data.token_corpus import order_of, shuffle_bytes
 from holdfast_workers.data.token_set import MANIFEST, BadTokenSet, ShardFacts, TokenSet
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, cache_limit_bytes, make_room
 from holdfast_workers.private_files import make_private_folder, sync_folder, write_private
-from holdfast_workers.spec import DataSpec, PreparedSpec
+from holdfast_workers.spec import PreparedSpec, TrainingSpec
 
 _PIECE_BYTES = 4 << 20
 _POLL_S = 0.2
@@ -58,18 +57,22 @@ class Pauses:
     round_s: float = 15.0
     """Before what could not be fetched is tried again, well within a rank's patience; also the
     longest wait for another process that fetches a file."""
+    room_s: float = 1.0
+    """Before it is looked again whether others have made room."""
     look_s: float = 5.0
     """Between looks whether a file has gone."""
 
 
 @dataclass(frozen=True)
 class FetchProgress:
-    """How much of the shards of a job the cache has."""
+    """How much the cache has of the shards that it is to hold now."""
 
     shards: int
     shards_there: int
     nbytes: int
     bytes_there: int
+    is_all: bool
+    """Whether these are all shards of the job."""
     trouble: str = ""
     """The last reason why something is not there, until it is."""
 
@@ -89,35 +92,38 @@ class WantedFile:
     """Its place in the cache."""
 
 
+class _NoRoom(TransientStorageError):
+    """The cache has no room for a shard: others use their files."""
+
+
 class _Stopped(Exception):
     """The fetch is stopped."""
 
 
 def fetch(
-    data: DataSpec,
-    sequence_length: int,
-    seed: int,
+    spec: TrainingSpec,
     open_set: Callable[[str], Storage],
     cache_dir: Path,
     stop: threading.Event,
     on_progress: Callable[[FetchProgress], None],
+    window: Callable[[], int | None],
     pauses: Pauses = Pauses(),
 ) -> None:
-    """Bring the sets in `data.prepared`, in the order in which a run reads their shards (see
-    `token_corpus.order_of`), and then what has gone from `cache_dir`, until `stop` is set:
-    `on_progress` learns when all is there. The files stay locked until this process ends.
-    `open_set`: the storage of a set by its URI; if it raises, it is called again.
+    """Bring the shards of `spec.data.prepared` that a run reads at a window of its order, and those
+    that it reads next, and then what has gone from `cache_dir`, until `stop` is set. What is held
+    stays locked until it has been read, or this process ends. `window`: the first one that ranks
+    read now; while it is None, shards come only if the cache may keep all. `on_progress` learns
+    when all that is to be held is there. `open_set`: the storage of a set by its URI, for each
+    file; if it raises, it is called again.
 
-    Whatever it raises, its reason is left for the ranks: CorpusError if the cache may not keep so
-    much, ValueError if there is no order, InvalidCacheLimit, OSError.
+    Whatever it raises, its reason is left for the ranks: CorpusError if the cache may not keep
+    enough, ValueError if there is no order, InvalidCacheLimit, OSError.
     """
     try:
-        _NodeFetch(
-            data, sequence_length, seed, open_set, cache_dir, stop, on_progress, pauses
-        ).run()
+        _NodeFetch(spec, open_set, cache_dir, stop, on_progress, window, pauses).run()
     except Exception as error:
         reason = str(error) if isinstance(error, WorkersError) else repr(error)
-        for each in data.prepared:
+        for each in spec.data.prepared:
             _leave_reason(cache_dir, each, reason)
         raise
 
@@ -125,32 +131,38 @@ def fetch(
 class _NodeFetch:
     def __init__(
         self,
-        data: DataSpec,
-        sequence_length: int,
-        seed: int,
+        spec: TrainingSpec,
         open_set: Callable[[str], Storage],
         cache_dir: Path,
         stop: threading.Event,
         on_progress: Callable[[FetchProgress], None],
+        window: Callable[[], int | None],
         pauses: Pauses,
     ) -> None:
-        self._data = data
-        self._sequence_length = sequence_length
-        self._seed = seed
-        self._prepared = list({each.digest: each for each in data.prepared}.values())
-        self._open_set = cache(open_set)  # each has connections of its own
+        self._spec = spec
+        self._prepared = list({each.digest: each for each in spec.data.prepared}.values())
+        self._open_set = open_set
         self._cache_dir = cache_dir
         self._stop = stop
         self._on_progress = on_progress
+        self._window = window
         self._pauses = pauses
         self._limit_bytes = cache_limit_bytes(os.environ)
         self._sets: dict[str, TokenSet] = {}
+        self._plan: FetchPlan | None = None
+        self._places: tuple[tuple[int, int], ...] = ()
+        """Of the plan's order, for the window that `_shards` are of."""
+        self._all: dict[str, WantedFile] = {}
+        """All shards, by their digests."""
         self._shards: list[WantedFile] = []
+        """Those to hold, in their order."""
         self._held: dict[Path, int] = {}
         """The descriptor of each file that was there, which locks it."""
         self._there: dict[Path, int] = {}
         """The sizes of the shards among them."""
         self._trouble = ""
+        self._troubled: set[str] = set()
+        """The sets whose reasons are left for the ranks."""
         self._look_at = 0.0
 
     def run(self) -> None:
@@ -161,16 +173,13 @@ class _NodeFetch:
             if (unfinished := use_locks.lock_unfinished(left)) is not None:
                 use_locks.close_unfinished(unfinished, left)
         try:
-            self._bring_all(self._manifests())
-            sets = [self._sets[each.digest] for each in self._prepared]
-            refuse_larger_than_cache(sets, self._limit_bytes)
-            self._shards = self._shards_as_read()
-            use_locks.allow_descriptors(len(self._shards))
-            self._bring_all([each for each in self._shards if not self._is_there(each)])
+            self._bring_all(self._missing())
+            self._plan = self._new_plan()
             while True:
-                self._pause(self._pauses.look_s)
-                if gone := self._gone():
-                    self._bring_all(gone)
+                self._follow(self._plan)
+                self._bring_all(self._missing())
+                self._idle(self._pauses.look_s)
+                self._gone()
         except _Stopped:
             return
 
@@ -181,20 +190,50 @@ class _NodeFetch:
             WantedFile(each, None, manifest_file(self._cache_dir, each)) for each in self._prepared
         ]
 
-    def _shards_as_read(self) -> list[WantedFile]:
-        """All shards, in the order in which the run needs them."""
-        data = self._data
+    def _missing(self) -> list[WantedFile]:
+        wanted = (*self._manifests(), *self._shards)
+        return [each for each in wanted if each.path not in self._held]
+
+    def _new_plan(self) -> FetchPlan:
+        data, train = self._spec.data, self._spec.train
         sets = [self._sets[each.digest] for each in data.prepared]
-        shards = [
-            WantedFile(prepared, shard, shard_file(self._cache_dir, shard))
-            for prepared, token_set in zip(data.prepared, sets, strict=True)
-            for shard in token_set.shards
-        ]
-        order = order_of(data, sets, self._sequence_length, self._seed)
-        distinct: dict[Path, WantedFile] = {}
-        for number in order.shards_as_read():
-            distinct.setdefault(shards[number].path, shards[number])
-        return list(distinct.values())
+        for prepared, token_set in zip(data.prepared, sets, strict=True):
+            for shard in token_set.shards:
+                path = shard_file(self._cache_dir, shard)
+                self._all.setdefault(shard.digest, WantedFile(prepared, shard, path))
+        use_locks.allow_descriptors(len(self._all))
+        order = order_of(data, sets, self._spec.model.sequence_length, train.seed)
+        return FetchPlan(order, sets, train.global_batch, shuffle_bytes(data), self._limit_bytes)
+
+    def _follow(self, plan: FetchPlan) -> None:
+        """Hold what the plan says for the present window; let go of the rest."""
+        if not self._has_moved():
+            return
+        window = self._known_window(plan)
+        self._places = plan.places(window)
+        self._shards = [self._all[shard.digest] for shard in plan.held(window)]
+        held = {each.path for each in self._shards}
+        for path in self._there.keys() - held:
+            self._let_go(path)
+        for each in self._shards:
+            if each.path not in self._held:
+                self._is_there(each)
+
+    def _known_window(self, plan: FetchPlan) -> int:
+        """Raises _Stopped."""
+        while (window := self._window()) is None:
+            if plan.keeps_all:
+                return 0
+            self._pause(_POLL_S)
+        return window
+
+    def _has_moved(self) -> bool:
+        """Whether other shards than `_shards` may be to hold, or in another order."""
+        if self._plan is None:
+            return False
+        if self._plan.keeps_all and len(self._there) == len(self._all):
+            return False
+        return self._plan.places(self._window() or 0) != self._places
 
     def _gone(self) -> list[WantedFile]:
         """Files that were there and are so no more, each once."""
@@ -205,8 +244,7 @@ class _NodeFetch:
         ]
         for each in gone:
             _log.warning("a file of a token set has gone from the cache", file=str(each.path))
-            os.close(self._held.pop(each.path))
-            self._there.pop(each.path, None)
+            self._let_go(each.path)
         self._look_at = time.monotonic() + self._pauses.look_s
         return gone
 
@@ -220,33 +258,38 @@ class _NodeFetch:
     # --- attempts, and what they report -----------------------------------------------------
 
     def _bring_all(self, wanted: Iterable[WantedFile]) -> None:
-        """Raises _Stopped."""
-        left, troubled = wanted, set[str]()
+        """Return once all is there, or others are wanted. Raises _Stopped."""
+        left = wanted
         while True:
-            failed, unreachable = [], set[str]()
+            failed, unreachable, pause_s = [], set[str](), self._pauses.room_s
             for each in self._and_gone(left):
+                if self._has_moved():
+                    return
                 if each.prepared.digest in unreachable:
                     failed.append(each)
                 elif (error := self._attempts(each)) is not None:
                     failed.append(each)
                     self._report(each.prepared, str(error))
+                    if not isinstance(error, _NoRoom):
+                        pause_s = self._pauses.round_s
                     if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
                         unreachable.add(each.prepared.digest)
-            now_troubled = {each.prepared.digest for each in failed}
             for prepared in self._prepared:
-                if prepared.digest in troubled - now_troubled:
+                if prepared.digest in self._troubled - {each.prepared.digest for each in failed}:
                     report_trouble(self._cache_dir, prepared, "")
-            left, troubled = failed, now_troubled
+                    self._troubled.remove(prepared.digest)
+            left = failed
             if not left:
                 self._advance(trouble="")
                 return
-            self._pause(self._pauses.round_s)
+            self._idle(pause_s)
 
     def _attempts(self, wanted: WantedFile) -> WorkersError | None:
         """The error of the last attempt, if all failed. Raises _Stopped."""
         for pause_s in (*self._pauses.retries_s, None):
             self._pause(0.0)
-            if (error := self._attempt(wanted)) is None or pause_s is None:
+            error = self._attempt(wanted)
+            if error is None or pause_s is None or isinstance(error, _NoRoom):
                 return error
             _log.warning("a file of a token set is tried again", why=str(error))
             self._pause(pause_s)
@@ -269,22 +312,31 @@ class _NodeFetch:
         return None
 
     def _report(self, prepared: PreparedSpec, reason: str) -> None:
-        _log.error("a token set is not complete on this node", why=reason)
+        if reason != self._trouble:
+            _log.error("a token set is not complete on this node", why=reason)
         _leave_reason(self._cache_dir, prepared, reason)
+        self._troubled.add(prepared.digest)
         self._advance(trouble=reason)
 
     def _advance(self, trouble: str | None = None) -> None:
         self._trouble = self._trouble if trouble is None else trouble
         nbytes = sum(each.shard.nbytes for each in self._shards if each.shard)
         there = len(self._there), sum(self._there.values())
+        is_all = self._plan is not None and self._plan.keeps_all
         self._on_progress(
-            FetchProgress(len(self._shards), there[0], nbytes, there[1], self._trouble)
+            FetchProgress(len(self._shards), there[0], nbytes, there[1], is_all, self._trouble)
         )
 
     def _pause(self, seconds: float) -> None:
         """Raises _Stopped."""
         if self._stop.wait(seconds):
             raise _Stopped
+
+    def _idle(self, seconds: float) -> None:
+        """Wait, unless others are wanted. Raises _Stopped."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0 and not self._has_moved():
+            self._pause(min(left_s, _POLL_S))
 
     # --- one file ---------------------------------------------------------------------------
 
@@ -293,6 +345,10 @@ class _NodeFetch:
         if (former := self._held.get(path)) is not None:
             os.close(former)
         self._held[path] = descriptor
+
+    def _let_go(self, path: Path) -> None:
+        os.close(self._held.pop(path))
+        self._there.pop(path, None)
 
     def _bring_manifest(self, wanted: WantedFile) -> None:
         prepared, path = wanted.prepared, wanted.path
@@ -351,9 +407,9 @@ class _NodeFetch:
             use_locks.close_unfinished(descriptor, unfinished)
 
     def _make_room(self, nbytes: int) -> None:
-        """Raises TransientStorageError."""
+        """Raises _NoRoom."""
         if too_many := make_room(self._cache_dir, nbytes, self._limit_bytes):
-            raise TransientStorageError(
+            raise _NoRoom(
                 str(self._cache_dir),
                 f"the cache of this node is in use by other jobs: the next shard needs "
                 f"{too_many / 1e9:.3g} GB more than the {self._limit_bytes / 1e9:.3g} GB of "

@@ -1,0 +1,117 @@
+"""Which shards of a job a node's cache holds at a position, and in which order they come. Pure.
+
+If the cache may keep all of them, it does, and those that are read next come first. Otherwise it
+holds groups: those of the window of samples that is read and of the next one, for another reader
+may be a window ahead; then groups that follow, in the order in which they are begun.
+
+So what is held is the beginning of one list, whose first groups go as they are read to their end.
+While positions grow, no shard leaves it before, and there is always room for what two windows read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from math import ceil
+
+from holdfast_workers.data.corpus import CorpusError
+from holdfast_workers.data.token_order import PoolSizes, TokenOrder
+from holdfast_workers.data.token_set import ShardFacts, TokenSet
+from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE
+
+WINDOWS = 2
+"""Successive windows that readers of one node read at a time."""
+GROUPS = 2
+"""Groups of a pool that are held at a time: the one that is read, and the next one."""
+LEAST_HELD_BYTES = 1_000_000_000
+"""Held, if there is room, however small the groups are."""
+
+
+class FetchPlan:
+    """Of the shards of some sets. Readers read windows of `window_samples` positions."""
+
+    def __init__(
+        self,
+        order: TokenOrder,
+        sets: Sequence[TokenSet],
+        window_samples: int,
+        shuffle_bytes: int,
+        limit_bytes: int,
+    ) -> None:
+        """`limit_bytes`: the most that the cache keeps, manifests included. Raises CorpusError if
+        that is too little."""
+        self.order = order
+        self._shards = [shard for each in sets for shard in each.shards]
+        self._window = window_samples
+        manifests = sum({each.digest: len(each.encode()) for each in sets}.values())
+        self.nbytes = sum({shard.digest: shard.nbytes for shard in self._shards}.values())
+        """Of all distinct shards."""
+        self.keeps_all = manifests + self.nbytes <= limit_bytes
+        needed = min(self.nbytes, self._needed(shuffle_bytes))
+        if manifests + needed > limit_bytes:
+            raise CorpusError(self._refusal(manifests, needed, shuffle_bytes, limit_bytes))
+        self.held_bytes = self.nbytes
+        """The most bytes of shards that are held."""
+        if not self.keeps_all:
+            self.held_bytes = min(limit_bytes - manifests, max(needed, LEAST_HELD_BYTES))
+
+    def places(self, window: int) -> tuple[tuple[int, int], ...]:
+        """While they stay the same, so does what is held."""
+        return self.order.places_at(window * self._window)
+
+    def held(self, window: int) -> list[ShardFacts]:
+        """The distinct shards that are held while this window is read, in the order in which they
+        come."""
+        held: dict[str, ShardFacts] = {}
+        left = self.held_bytes
+        for group in self.order.groups_from(window * self._window):
+            for shard in (self._shards[number] for number in group.shards):
+                if shard.digest in held:
+                    continue
+                left -= shard.nbytes
+                if left < 0:
+                    return [*held.values()]
+                held[shard.digest] = shard
+        return [*held.values()]
+
+    def _needed(self, shuffle_bytes: int) -> int:
+        """At least the bytes of the groups that `WINDOWS` windows touch, and of `GROUPS` groups of
+        each pool."""
+        return sum(map(ceil, self._needed_of_pools(shuffle_bytes)))
+
+    def _needed_of_pools(self, shuffle_bytes: int) -> Iterable[float]:
+        for pool in self.order.pool_sizes():
+            group = max(self.order.group_bytes(pool.pool, shuffle_bytes), pool.largest_shard)
+            # The first and the last group of a stretch may be touched by a sample only; those
+            # between them have no more windows than the stretch.
+            between = (self._most_samples(pool) - GROUPS) * pool.window_bytes
+            yield min(pool.nbytes, GROUPS * group + max(0.0, between))
+
+    def _most_samples(self, pool: PoolSizes) -> int:
+        return self.order.mixture.most_of(pool.pool, WINDOWS * self._window)
+
+    def _refusal(self, manifests: int, needed: int, shuffle_bytes: int, limit_bytes: int) -> str:
+        fitting = self._most_shuffled(shuffle_bytes, limit_bytes - manifests)
+        less = "; a smaller data.shuffle_gb alone does not help"
+        if (fits := in_gb(fitting, ROUND_FLOOR)) != "0":
+            less = f", or data.shuffle_gb to at most {fits}"
+        return (
+            f"the token sets of this job have {in_gb(self.nbytes)} GB, and the cache of a node "
+            f"keeps at most {in_gb(limit_bytes, ROUND_FLOOR)} GB: that is too little for "
+            f"{GROUPS} groups of data.shuffle_gb, or for what {WINDOWS} steps read: set "
+            f"{LIMIT_VARIABLE} on the nodes to at least {in_gb(manifests + needed)}{less}"
+        )
+
+    def _most_shuffled(self, too_many: int, room: int) -> int:
+        """The largest `shuffle_bytes` that need no more room; 0 without one."""
+        fits, fails = 0, too_many
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            fits, fails = (middle, fails) if self._needed(middle) <= room else (fits, middle)
+        return fits
+
+
+def in_gb(nbytes: int, rounding: str = ROUND_CEILING) -> str:
+    """Three digits, in units of 10^9 bytes."""
+    digits = Context(prec=3, rounding=rounding).create_decimal(nbytes)
+    return f"{float(digits / Decimal(10**9)):.3g}"
