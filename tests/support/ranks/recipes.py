@@ -15,7 +15,8 @@ from tests.support.ranks import may_end
 from torch import Tensor, nn
 
 from holdfast_workers.progress import beacon
-from holdfast_workers.recipes.pretrain import MicroBatch, PretrainRecipe
+from holdfast_workers.recipes.micro_batches import MicroBatch
+from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.state.rank_state import Snapshot
 from holdfast_workers.training.recipe import (
     Agree,

@@ -8,7 +8,8 @@ import pytest
 from tests.support.ranks.rank_worlds import ALONE, RecordingHooks, start_from_seed, tiny_spec
 from torch import Tensor, nn
 
-from holdfast_workers.recipes.pretrain import MicroBatch, PretrainRecipe
+from holdfast_workers.recipes.micro_batches import MicroBatch
+from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import GuardsSpec
 from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, World
 from holdfast_workers.training.skipped_windows import Ledger

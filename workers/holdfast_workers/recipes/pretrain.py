@@ -4,7 +4,8 @@ The state of a step consists of the parameters, both moments of the optimizer, t
 and the step itself, which determines learning rate and random numbers. So ranks that differ only
 in `dp_replicate` hold the same payload, byte for byte. A step reads the window of the sample order
 that the ledger assigns to it, in micro-batches dealt to the data-parallel ranks; the loss is the
-sum over targets divided by the number of targets of the whole global batch.
+sum over targets divided by the number of targets of the whole global batch. The micro-batches of
+the next step are read while a step computes.
 """
 
 from __future__ import annotations
@@ -12,19 +13,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.data.sample_order import micro_batch_positions, passes, samples_digest
-from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S
+from holdfast_workers.data.sample_order import Indices, passes
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
@@ -50,7 +49,13 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
-from holdfast_workers.progress import beacon
+from holdfast_workers.recipes.batches_ahead import BatchesAhead, check_of_wait
+from holdfast_workers.recipes.micro_batches import (
+    MicroBatch,
+    WindowShare,
+    at_positions,
+    read_window,
+)
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.recipes.task import Task, new_task
 from holdfast_workers.spec import TrainingSpec
@@ -82,20 +87,6 @@ from holdfast_workers.training.step_seeds import seed_generators
 CHECKS_OF_A_STAGE = 100_000
 """Distance between the numbers of two stages' checks for non-finite values: more than a stage makes
 in a micro-batch."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What this rank reads of a micro-batch."""
-
-    inputs: Tensor
-    targets: Tensor
-    samples: int
-    """0 if no micro-batch is left for this rank."""
-    counted: int
-    """Its targets that the loss counts."""
-    digest: int
-    """See `samples_digest`."""
 
 
 @dataclass
@@ -130,6 +121,7 @@ class PretrainRecipe(Recipe):
         """The pipeline of this attempt, once a step has begun."""
         self._losses: list[Tensor] = []
         """Losses of the micro-batches of the last computed step."""
+        self._batches = BatchesAhead(self._read_window)
 
     @property
     def model(self) -> Transformer:
@@ -149,13 +141,8 @@ class PretrainRecipe(Recipe):
     def prepare(self) -> None:
         self._task = new_task(self.spec, self.cache_dir, self._waiting_for_data)
 
-    @contextmanager
-    def _waiting_for_data(self) -> Iterator[Callable[[], None]]:
-        """While data is missing on this node, a step takes longer than others, and no hang is
-        suspected."""
-        in_step = self._built is not None
-        with beacon.phase("data", bound_s=2 * PATIENCE_S) if in_step else nullcontext():
-            yield self.leave_if_over
+    def _waiting_for_data(self) -> AbstractContextManager[Callable[[], None]]:
+        return nullcontext(check_of_wait() or self.leave_if_over)
 
     def expect(self, world: World) -> bool:
         if self._expected is not None:  # forked from a process that had built it
@@ -175,13 +162,15 @@ class PretrainRecipe(Recipe):
         operation. The result is discarded."""
         for local in built.locals:
             local.zero_()
-        inputs, _ = self._own_positions(built, *self._require_task().stand_in())
+        stand_in, _ = self._require_task().stand_in()
+        inputs = torch.from_numpy(at_positions(stand_in, self._own_positions(built)))
         set_last_micro_batch(built.model, True)
         torch.autograd.backward(built.model(inputs).float().sum())
         squared_norm([_gradient(parameter) for parameter in built.parameters])
         discard_step(built.model)
 
     def build(self, world: World) -> None:
+        self._batches.drop()
         self._built = self._pipeline = None
         self.applied_step = -1
         self._built, self._expected = self._expected, None
@@ -211,6 +200,7 @@ class PretrainRecipe(Recipe):
         built = self._require_built()
         if (world.mesh, world.rank) != (built.world.mesh, built.world.rank):
             raise ValueError(f"cannot rebind from {built.world} to {world}: build instead")
+        self._batches.drop()
         self._pipeline = None
         if built.mesh is not None:
             try:
@@ -221,6 +211,7 @@ class PretrainRecipe(Recipe):
         built.world = world
 
     def abandon_step(self) -> None:
+        self._batches.drop()
         self._pipeline = None  # it holds process groups, and a part of the step
         if self._built is not None:
             if self._built.sums is not None:
@@ -307,7 +298,6 @@ class PretrainRecipe(Recipe):
 
     def _trace_passes(self, step: int, tracer: NonfiniteTracer) -> None:
         built = self._require_built()
-        divisor = self._targets(step)
         for index in range(self._micro_batches()):
             tracer.start_micro_batch(index)
             read = self._read(step, index)
@@ -315,7 +305,7 @@ class PretrainRecipe(Recipe):
             self._set_last_micro_batch(False)
             loss = self._loss(built.model(read.inputs), read.targets)
             tracer.check([loss], "the loss", "output")
-            torch.autograd.backward(loss / divisor)
+            torch.autograd.backward(loss / read.targets_of_step)
 
     def _seed_generators(self, step: int) -> None:
         """Tensor-parallel peers compute the same activations, so they need the same dropout masks,
@@ -345,18 +335,19 @@ class PretrainRecipe(Recipe):
         built, micro_batches = self._require_built(), self._micro_batches()
         loss_sum = torch.zeros((), dtype=torch.float64, device=built.world.device)
         digest, samples, counted, waited = 0, 0, 0, 0.0
-        divisor = self._targets(step)
         self._losses = []
         batches: list[MicroBatch] = []
         for index in range(micro_batches):
             phase("load", step, index)
             began = time.perf_counter()
             read = self._read(step, index)
+            waited += time.perf_counter() - began
+            self.leave_if_over()
+            if index == 0 and step < self.spec.train.steps:
+                self._batches.read_ahead(self._window_share(step + 1))
             digest = (digest + read.digest) % (1 << 64)
             samples += read.samples
             counted += read.counted
-            waited += time.perf_counter() - began
-            self.leave_if_over()
             if self._is_pipeline():
                 batches.append(read)
                 continue
@@ -364,13 +355,13 @@ class PretrainRecipe(Recipe):
             phase("forward", step, index)
             loss = self._loss(built.model(read.inputs), read.targets)
             phase("backward", step, index)
-            torch.autograd.backward(loss / divisor)
+            torch.autograd.backward(loss / read.targets_of_step)
             self._losses.append(loss.detach())
         if built.sums is not None:
             built.sums.finish()
         if batches:
             report = partial(self._report_chunk, step, phase)
-            self._losses = self._run_pipeline(batches, divisor, report)
+            self._losses = self._run_pipeline(batches, report)
         for loss in self._losses:
             loss_sum += loss
         return self._share(float(loss_sum), counted, samples, digest, waited)
@@ -386,16 +377,14 @@ class PretrainRecipe(Recipe):
     def _is_pipeline(self) -> bool:
         return self._require_built().world.size(PIPELINE_AXIS) > 1
 
-    def _run_pipeline(
-        self, batches: Sequence[MicroBatch], divisor: int, report: ChunkReporter
-    ) -> list[Tensor]:
+    def _run_pipeline(self, batches: Sequence[MicroBatch], report: ChunkReporter) -> list[Tensor]:
         """Compute both passes of all micro-batches. Returns their losses on the rank of the last
         stage."""
         if self._pipeline is None:
             self._pipeline = self._new_pipeline(batches[0].inputs)
         inputs = [batch.inputs for batch in batches]
         targets = [batch.targets for batch in batches]
-        return self._pipeline.run(inputs, targets, divisor, report)
+        return self._pipeline.run(inputs, targets, batches[0].targets_of_step, report)
 
     def _new_pipeline(self, inputs: Tensor) -> Pipeline:
         built = self._require_built()
@@ -427,40 +416,33 @@ class PretrainRecipe(Recipe):
             tracer.start_micro_batch(micro_batch, passed * CHECKS_OF_A_STAGE)
 
         batches = [self._read(step, index) for index in range(self._micro_batches())]
-        losses = self._run_pipeline(batches, self._targets(step), report)
+        losses = self._run_pipeline(batches, report)
         for index, loss in enumerate(losses):
             tracer.start_micro_batch(index, stages * CHECKS_OF_A_STAGE)
             tracer.check([loss], "the loss", "output")
 
-    def _read(self, step: int, micro_batch_index: int) -> MicroBatch:
-        built, train, task = self._require_built(), self.spec.train, self._require_task()
-        positions = micro_batch_positions(
-            self.guard_memory.ledger.window(step),
-            micro_batch_index,
-            data_index=data_index(built.world),
-            data_parallel=data_parallel(built.world),
-            micro_batch=train.micro_batch,
-            global_batch=train.global_batch,
-        )
-        samples = task.samples_at(positions)
-        inputs, targets = task.batch(samples) if len(samples) else task.stand_in()
-        inputs, targets = self._own_positions(built, inputs, targets)
-        device = built.world.device
-        return MicroBatch(
-            inputs=inputs.to(device),
-            targets=targets.to(device),
-            samples=len(samples),
-            counted=int((targets != IGNORED).sum()),
-            digest=samples_digest(positions, samples),
-        )
+    # --- the data of a step -----------------------------------------------------------------
 
-    def _own_positions(self, built: _BuiltRecipe, *whole: Tensor) -> tuple[Tensor, ...]:
-        """The positions of tensors (samples, sequence) that this rank computes."""
+    def _read(self, step: int, micro_batch_index: int) -> MicroBatch:
+        """The next micro-batch of a step, on the device; from index 0 on, in their order."""
+        if micro_batch_index == 0:
+            self._batches.begin(self._window_share(step))
+        return self._batches.take(self.leave_if_over).on(self._require_built().world.device)
+
+    def _window_share(self, step: int) -> WindowShare:
+        return WindowShare(self.guard_memory.ledger.window(step), self._require_built().world)
+
+    def _read_window(self, share: WindowShare) -> Iterator[MicroBatch]:
+        own = self._own_positions(self._require_built())
+        return read_window(share, self._require_task(), self.spec.train, own)
+
+    def _own_positions(self, built: _BuiltRecipe) -> Indices | None:
+        """The positions of each sequence that this rank computes; None for all."""
         if built.world.size(CONTEXT_AXIS) == 1:
-            return whole
+            return None
         assert isinstance(built.model, Llama)
-        own = built.model.positions
-        return tuple(tensor[:, own] for tensor in whole)
+        own: Indices = built.model.positions.numpy()
+        return own
 
     def _share(
         self, loss_sum: float, counted: int, samples: int, digest: int, waited: float
@@ -556,12 +538,6 @@ class PretrainRecipe(Recipe):
             "schedule": train.schedule.model_dump(),
             "corpus": self._require_task().fingerprint,
         }
-
-    def _targets(self, step: int) -> int:
-        """Targets of the global batch: the sum of what all ranks count."""
-        batch = self.spec.train.global_batch
-        start = self.guard_memory.ledger.window(step) * batch
-        return self._require_task().targets_at(np.arange(start, start + batch, dtype=np.int64))
 
     def _require_built(self) -> _BuiltRecipe:
         if self._built is None:

@@ -26,7 +26,7 @@ class Task(ABC):
     fingerprint: str
     """Fingerprint of the data, equal on all nodes."""
     targets_per_sample: int
-    """At most; see `targets_at`."""
+    """At most; see `targets_of`."""
     tokens_per_sample: int
     """Positions of the sequence that a sample is in the model."""
     parameters: int
@@ -49,9 +49,9 @@ class Task(ABC):
         """The sample at each position of the run; positions may span epochs."""
         return samples_at(positions, self.samples, self._spec.train.seed)
 
-    def targets_at(self, positions: Indices) -> int:
-        """The number of targets of the samples at these positions."""
-        return len(positions) * self.targets_per_sample
+    def targets_of(self, samples: Indices) -> int:
+        """The number of targets of these samples."""
+        return len(samples) * self.targets_per_sample
 
     @abstractmethod
     def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
@@ -134,8 +134,8 @@ class TokenTask(_TextTask):
     def samples_at(self, positions: Indices) -> Indices:
         return self._corpus.samples_at(positions)
 
-    def targets_at(self, positions: Indices) -> int:
-        return self._corpus.targets_of(self.samples_at(positions))
+    def targets_of(self, samples: Indices) -> int:
+        return self._corpus.targets_of(samples)
 
     def batch(self, samples: Indices) -> tuple[Tensor, Tensor]:
         """Both are (samples, sequence_length)."""
