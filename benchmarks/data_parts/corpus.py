@@ -35,16 +35,16 @@ class TextCorpus:
 def make_corpus(
     folder: Path, text_bytes: int, files: int, vocabulary: int, seed: int
 ) -> TextCorpus:
-    """Raises ValueError if this installation has less text."""
+    """`files`: of about the same length. Raises ValueError if this installation has less text."""
     texts = list(_texts(text_bytes, seed))
     sizes = [len(text.encode()) for text in texts]
     if sum(sizes) < text_bytes:
         raise ValueError(f"this installation has {sum(sizes) / 1e6:.0f} MB of Python modules")
     tables = folder / "text"
     tables.mkdir(parents=True)
-    for number in range(files):
+    for number, rows in enumerate(_divided(texts, files)):
         pyarrow.parquet.write_table(
-            pyarrow.table({COLUMN: texts[number::files]}),
+            pyarrow.table({COLUMN: rows}),
             tables / f"part-{number:03d}.parquet",
             row_group_size=_ROWS_OF_A_GROUP,
         )
@@ -65,6 +65,17 @@ def _texts(text_bytes: int, seed: int) -> Iterator[str]:
         if text.strip() and END not in text:
             taken += len(text.encode())
             yield text
+
+
+def _divided(texts: list[str], files: int) -> list[list[str]]:
+    """About the same length for each file: no process gets more to do than another."""
+    parts: list[list[str]] = [[] for _ in range(files)]
+    sizes = [0] * files
+    for text in texts:
+        least = sizes.index(min(sizes))
+        parts[least].append(text)
+        sizes[least] += len(text)
+    return parts
 
 
 def _first(texts: list[str], nbytes: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ Imports nothing of Holdfast: peers run it with an interpreter of their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -50,9 +50,10 @@ def beside_steps(batches: Iterator[Batch], warm_up: int, steps: int, step_s: flo
     left, right = torch.rand(2, _WIDTH, _WIDTH)
     for _ in islice(batches, warm_up):
         _compute(left, right, step_s)
+    workers = psutil.Process().children(recursive=True)
     waited = computed = 0.0
     tokens = 0
-    began, used = time.perf_counter(), _processor_s()
+    began, used = time.perf_counter(), _processor_s(workers)
     for _ in range(steps):
         asked = time.perf_counter()
         _, targets = next(batches)
@@ -60,7 +61,7 @@ def beside_steps(batches: Iterator[Batch], warm_up: int, steps: int, step_s: flo
         tokens += targets.numel()
         computed += _compute(left, right, step_s)
     total = time.perf_counter() - began
-    return LoopFigures(steps, tokens, waited, total, _processor_s() - used - computed)
+    return LoopFigures(steps, tokens, waited, total, _processor_s(workers) - used - computed)
 
 
 def window_digest(batches: Iterable[Batch]) -> tuple[int, int]:
@@ -84,6 +85,7 @@ def _compute(left: Tensor, right: Tensor, step_s: float) -> float:
     return used
 
 
-def _processor_s() -> float:
-    children = psutil.Process().children(recursive=True)
-    return time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children)
+def _processor_s(workers: Sequence[psutil.Process]) -> float:
+    """Processor time of this process and of these."""
+    own = time.process_time()
+    return own + sum(sum(worker.cpu_times()[:2]) for worker in workers)
