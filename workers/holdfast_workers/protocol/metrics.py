@@ -18,6 +18,7 @@ class Measured:
     `fold` in rank order: `max`, because the slowest rank sets the pace; `sum` for a count."""
 
     loader_wait_s: float = field(default=0.0, metadata={"fold": max})
+    fetch_wait_s: float = field(default=0.0, metadata={"fold": max})
 
     def measured(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in FOLDS}
@@ -70,7 +71,7 @@ _DECLARED = (
         "loader_wait_s",
         "Waiting for data",
         "s",
-        "the longest wait of any rank for data",
+        "the longest wait of any rank for data that was not read ahead",
         outlined=True,
     ),
     Metric(
@@ -90,6 +91,13 @@ _DECLARED = (
     Metric("tokens", "", "tokens", "tokens that the whole world trained on in this step"),
     Metric("protected_step", "", "", "the newest step whose state every rank's partners hold too"),
     Metric("samples", "", "", "digest of the (position, sample) pairs that all ranks read"),
+    Metric(
+        "fetch_wait_s",
+        "Waiting for shards",
+        "s",
+        "the longest part of a rank's `loader_wait_s` in which a shard was not in its node's cache",
+        outlined=True,
+    ),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _DECLARED}
 """All metrics by name, in the order of the charts, which is that of the columns of stored rows: a

@@ -12,8 +12,10 @@ or the processor is slow: a longer one is the phase `data`, with a bound of its 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from holdfast_workers.data.token_corpus import PATIENCE_S
@@ -62,6 +64,16 @@ class BatchesAhead(Generic[Share, Batch]):
             raise RuntimeError("no share has been begun")
         return self._current.take(check)
 
+    @property
+    def waited_s(self) -> float:
+        """The time for which `take` waited for batches of the current share."""
+        return 0.0 if self._current is None else self._current.waited_s
+
+    @property
+    def fetch_waited_s(self) -> float:
+        """The part of it in which the reading itself waited for data, see `wait_for_data`."""
+        return 0.0 if self._current is None else self._current.fetch_waited_s
+
     def drop(self) -> None:
         """Discard all batches. Threads that read some end soon; nothing waits for them here."""
         _drop(self._current)
@@ -75,14 +87,20 @@ class BatchesAhead(Generic[Share, Batch]):
         return reading
 
 
-def check_of_wait() -> Callable[[], None] | None:
-    """For a reading that begins to wait for data, or whose wait has a new end: a check that raises
-    once the reading is dropped. None outside of the threads of readings."""
+@contextmanager
+def wait_for_data(otherwise: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Inside, a reading waits for data that is not there; entered again if the end of the wait
+    moves. Yields a check that raises once the reading is dropped; `otherwise` in a thread of which
+    none is."""
     thread = threading.current_thread()
     if not isinstance(thread, _Reading):
-        return None
-    thread.show_life()
-    return thread.check
+        yield otherwise
+        return
+    thread.show_life(lacks_data=True)
+    try:
+        yield thread.check
+    finally:
+        thread.show_life()
 
 
 class _ReadingDropped(Exception):
@@ -102,7 +120,9 @@ class _Reading(threading.Thread, Generic[Share, Batch]):
         self._changed = threading.Condition()
         self._read: deque[Batch] = deque()
         self._signs = 0
-        """Signs of life: batches, waits for data, and the end."""
+        """Signs of life: batches, begin and end of waits for data, and the end."""
+        self._lacks_data = False
+        self.waited_s = self.fetch_waited_s = 0.0
         self._error: BaseException | None = None
         self._over = False
         self._dropped = False
@@ -116,7 +136,8 @@ class _Reading(threading.Thread, Generic[Share, Batch]):
                 self._before = None
             self.check()
             for batch in self._batches:
-                self._add(batch)
+                self._read.append(batch)
+                self.show_life()
                 self.check()
         except BaseException as error:
             self._error = error  # raised in the thread that takes the batches
@@ -128,20 +149,25 @@ class _Reading(threading.Thread, Generic[Share, Batch]):
         if self._dropped:
             raise _ReadingDropped
 
-    def show_life(self) -> None:
+    def show_life(self, *, lacks_data: bool = False) -> None:
         with self._changed:
+            self._lacks_data = lacks_data
             self._signs += 1
             self._changed.notify()
-
-    def _add(self, batch: Batch) -> None:
-        with self._changed:
-            if not self._dropped:
-                self._read.append(batch)
-        self.show_life()
 
     # --- in the training thread -------------------------------------------------------------
 
     def take(self, check: Callable[[], None]) -> Batch:
+        began = time.perf_counter()
+        batch = self._awaited(check)
+        self.waited_s += time.perf_counter() - began
+        return batch
+
+    def drop(self) -> None:
+        self._dropped = True
+        self._read.clear()
+
+    def _awaited(self, check: Callable[[], None]) -> Batch:
         while True:
             with self._changed:
                 signs, over = self._signs, self._over
@@ -155,14 +181,15 @@ class _Reading(threading.Thread, Generic[Share, Batch]):
                     while not self._shows_life(signs, _POLL_S):
                         check()
 
-    def drop(self) -> None:
-        with self._changed:
-            self._dropped = True
-            self._read.clear()
-
     def _shows_life(self, after: int, timeout_s: float) -> bool:
+        """Whether the reading thread has shown life, within this time. A wait of its own for data
+        begins and ends with a sign, so all of this time is a part of it, or none."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._signs != after, timeout_s)
+            began, lacks_data = time.perf_counter(), self._lacks_data
+            shown = self._changed.wait_for(lambda: self._signs != after, timeout_s)
+        if lacks_data:
+            self.fetch_waited_s += time.perf_counter() - began
+        return shown
 
 
 def _drop(reading: _Reading[Share, Batch] | None) -> None:

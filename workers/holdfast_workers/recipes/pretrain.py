@@ -11,9 +11,8 @@ the next step are read while a step computes.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,7 +48,7 @@ from holdfast_workers.parallelize.shard import (
     whole_bytes,
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
-from holdfast_workers.recipes.batches_ahead import BatchesAhead, check_of_wait
+from holdfast_workers.recipes.batches_ahead import BatchesAhead, wait_for_data
 from holdfast_workers.recipes.micro_batches import (
     MicroBatch,
     WindowShare,
@@ -142,7 +141,7 @@ class PretrainRecipe(Recipe):
         self._task = new_task(self.spec, self.cache_dir, self._waiting_for_data)
 
     def _waiting_for_data(self) -> AbstractContextManager[Callable[[], None]]:
-        return nullcontext(check_of_wait() or self.leave_if_over)
+        return wait_for_data(self.leave_if_over)
 
     def expect(self, world: World) -> bool:
         if self._expected is not None:  # forked from a process that had built it
@@ -334,14 +333,12 @@ class PretrainRecipe(Recipe):
     def _forward_backward(self, step: int, phase: PhaseReporter) -> Contribution:
         built, micro_batches = self._require_built(), self._micro_batches()
         loss_sum = torch.zeros((), dtype=torch.float64, device=built.world.device)
-        digest, samples, counted, waited = 0, 0, 0, 0.0
+        digest, samples, counted = 0, 0, 0
         self._losses = []
         batches: list[MicroBatch] = []
         for index in range(micro_batches):
             phase("load", step, index)
-            began = time.perf_counter()
             read = self._read(step, index)
-            waited += time.perf_counter() - began
             self.leave_if_over()
             if index == 0 and step < self.spec.train.steps:
                 self._batches.read_ahead(self._window_share(step + 1))
@@ -364,7 +361,7 @@ class PretrainRecipe(Recipe):
             self._losses = self._run_pipeline(batches, report)
         for loss in self._losses:
             loss_sum += loss
-        return self._share(float(loss_sum), counted, samples, digest, waited)
+        return self._share(float(loss_sum), counted, samples, digest)
 
     def _set_last_micro_batch(self, last: bool) -> None:
         built = self._require_built()
@@ -444,9 +441,7 @@ class PretrainRecipe(Recipe):
         own: Indices = built.model.positions.numpy()
         return own
 
-    def _share(
-        self, loss_sum: float, counted: int, samples: int, digest: int, waited: float
-    ) -> Contribution:
+    def _share(self, loss_sum: float, counted: int, samples: int, digest: int) -> Contribution:
         """This rank's contribution; a value that several ranks share is contributed by one."""
         built = self._require_built()
         of_share = [
@@ -466,7 +461,8 @@ class PretrainRecipe(Recipe):
             sample_count=samples,
             nonfinite=not (math.isfinite(loss_sum) and math.isfinite(grad_sq)),
             changed=built.checksum.has_changed(),
-            loader_wait_s=waited,
+            loader_wait_s=self._batches.waited_s,
+            fetch_wait_s=self._batches.fetch_waited_s,
             data=int(self._require_task().fingerprint[:16], 16),
         )
 
