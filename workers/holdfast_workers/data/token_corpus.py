@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from holdfast_workers.data.corpus import CorpusError
-from holdfast_workers.data.sample_order import Indices
+from holdfast_workers.data.sample_order import ConsecutiveSamples, Indices
 from holdfast_workers.data.token_cache import (
     decoded,
     manifest_file,
@@ -81,6 +81,7 @@ class TokenCorpus:
         seed: int,
     ) -> None:
         self.order = order_of(data, sets, sequence_length, seed)
+        self._consecutive = ConsecutiveSamples(self.order.samples_at)
         self.vocabulary = sets[0].tokenizer.vocabulary
         digests = [each.digest for each in sets]
         weights = _weights(data, len(sets))
@@ -133,7 +134,7 @@ class TokenCorpus:
         return self.order.samples
 
     def samples_at(self, positions: Indices) -> Indices:
-        return self.order.samples_at(positions)
+        return self._consecutive.samples_at(positions)
 
     def targets_of(self, samples: Indices) -> int:
         """The number of targets of these samples."""
