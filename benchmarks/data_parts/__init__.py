@@ -1,5 +1,5 @@
 """The parts of `benchmarks.data`: the corpus, and what is measured with it.
 
-What a peer's interpreter runs (`reader`, `read_loop`, `arrow_side`, `mosaic_side`, `windows`) imports
-nothing of Holdfast.
+What an interpreter of a peer runs imports nothing of Holdfast: `reader`, `read_loop`, `windows`,
+`arrow_side`, `mosaic_side`.
 """

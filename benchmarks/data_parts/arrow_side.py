@@ -34,7 +34,10 @@ def write(folder: Path) -> None:
 
     kind = Sequence(Value("uint16"), length=windows.shape[1])
     made = Dataset.from_generator(
-        rows, Features({COLUMN: kind}), cache_dir=str(folder / "cache"), writer_batch_size=_ROWS_AT_ONCE
+        rows,
+        Features({COLUMN: kind}),
+        cache_dir=str(folder / "cache"),
+        writer_batch_size=_ROWS_AT_ONCE,
     )
     made.save_to_disk(folder / _FOLDER)
 
@@ -43,7 +46,7 @@ def epochs(folder: Path, batch: int, setting: str) -> Iterator[Iterator[Batch]]:
     """The batches of each epoch, which are shuffled."""
     fetched, _, workers = setting.partition(", ")
     data = load_from_disk(folder / _FOLDER).with_format("numpy")
-    count = int(workers.split()[0])
+    count = int(workers[0])
     if fetched == "rows":
         loader = DataLoader(
             data,

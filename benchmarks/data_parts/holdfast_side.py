@@ -3,7 +3,6 @@ cache, read ahead by its thread."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -12,7 +11,7 @@ from benchmarks.data_parts.read_loop import Batch
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.data.token_cache import manifest_file, shard_file
 from holdfast_workers.data.token_set import TokenSet
-from holdfast_workers.recipes.batches_ahead import BatchesAhead, check_of_wait
+from holdfast_workers.recipes.batches_ahead import BatchesAhead, wait_for_data
 from holdfast_workers.recipes.micro_batches import MicroBatch, WindowShare, read_window
 from holdfast_workers.recipes.task import new_task
 from holdfast_workers.spec import TrainingSpec
@@ -21,7 +20,6 @@ from holdfast_workers.training.recipe import World
 
 SPEC = "spec.json"
 _CACHE = "node-cache"
-
 
 
 def put_into_cache(folder: Path, made: TokenSet, prepared: PreparedSpec) -> None:
@@ -42,7 +40,7 @@ def epochs(folder: Path, batch: int, setting: str) -> Iterator[Iterator[Batch]]:
     def read(share: WindowShare) -> Iterator[MicroBatch]:
         return read_window(share, task, spec.train, None)
 
-    task = new_task(spec, folder / _CACHE, lambda: contextlib.nullcontext(check_of_wait() or _go_on))
+    task = new_task(spec, folder / _CACHE, lambda: wait_for_data(_go_on))
     steps = _steps(BatchesAhead(read), world)
     while True:
         yield islice(steps, -(-task.samples // batch))

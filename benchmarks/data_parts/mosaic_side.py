@@ -38,7 +38,7 @@ def write(folder: Path) -> None:
 
 def epochs(folder: Path, batch: int, setting: str) -> Iterator[Iterator[Batch]]:
     """The batches of each epoch, which are shuffled."""
-    workers = int(setting.split()[0])
+    workers = int(setting[0])
     data = StreamingDataset(local=str(folder / _FOLDER), shuffle=True, batch_size=batch)
     loader = StreamingDataLoader(
         data,

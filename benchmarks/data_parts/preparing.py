@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.conditions import BenchmarkFailed, report
 from benchmarks.data_parts.corpus import COLUMN, END, TextCorpus
 from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.data.token_set import TokenSet, Tokens, read_shard
+from holdfast_workers.data.token_set import Tokens, TokenSet, read_shard
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import DataSpec, SourceSpec
 from holdfast_workers.token_sets.part_results import PartResult
@@ -143,9 +143,7 @@ def _token_set(corpus: TextCorpus, processes: int, folder: Path) -> TokenSet:
     return finish(plan, results, open_storage(str(folder)))
 
 
-def _make_part(
-    plan: PreparePlan, tokenizer: TokenizerFile, folder: Path, part: Part
-) -> PartResult:
+def _make_part(plan: PreparePlan, tokenizer: TokenizerFile, folder: Path, part: Part) -> PartResult:
     storage = open_storage(str(folder))
     options, scratch = StorageOptions(), folder / "scratch"
     return make_part(plan, part, tokenizer, storage, options, scratch, lambda _: None)

@@ -70,7 +70,11 @@ class Reading:
 
 
 def measure(
-    prepared: Prepared, data: DataSpec, pythons: Mapping[str, str], options: ReadOptions, folder: Path
+    prepared: Prepared,
+    data: DataSpec,
+    pythons: Mapping[str, str],
+    options: ReadOptions,
+    folder: Path,
 ) -> Reading:
     """`pythons`: the interpreter of each peer. Raises BenchmarkFailed if sides read other ids."""
     folder.mkdir()
