@@ -2,8 +2,8 @@
 
     python -m benchmarks.data --json [--peers arrow mosaic] [--rounds N]
 
-- `prepare_ratio`: the time of `datasets.map` by that of a token set, of the same texts, with the
-  same tokenizer and number of processes.
+- `prepare_ratio`: the processor time of `datasets.map` by that of a token set, of the same texts,
+  with the same tokenizer and number of processes.
 - `stall_share`: of steps that compute for `--step-s` on one thread, the share in which they wait
   for their batch, as a rank of the recipe `pretrain` takes it.
 - `tokens_ratio`: tokens that are read for a second of processor time, beside the steps, by those of

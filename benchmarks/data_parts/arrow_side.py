@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, Features, Sequence, Value, load_from_disk
@@ -19,9 +20,6 @@ from benchmarks.data_parts.windows import COLUMN, as_batch, of_rows, read_window
 
 _FOLDER = "arrow"
 _ROWS_AT_ONCE = 1024
-SETTINGS = ("rows, 2 workers", "batches, 0 workers", "batches, 1 worker", "batches, 2 workers")
-"""A loader that fetches rows and joins them, as is usual, or one that fetches whole batches by
-lists of their rows."""
 
 
 def write(folder: Path) -> None:
@@ -43,28 +41,19 @@ def write(folder: Path) -> None:
 
 
 def epochs(folder: Path, batch: int, setting: str) -> Iterator[Iterator[Batch]]:
-    """The batches of each epoch, which are shuffled."""
+    """The batches of each epoch, which are shuffled.
+
+    Setting "rows": the loader fetches rows and joins them, as is usual; "batches": it fetches whole
+    batches, by lists of their rows. With the number of its workers.
+    """
     fetched, _, workers = setting.partition(", ")
     data = load_from_disk(folder / _FOLDER).with_format("numpy")
+    how: dict[str, Any] = {"batch_size": batch, "shuffle": True, "collate_fn": of_rows}
+    if fetched == "batches":
+        of_batches = BatchSampler(RandomSampler(data), batch, drop_last=False)
+        how = {"batch_size": None, "sampler": of_batches, "collate_fn": _of_columns}
     count = int(workers[0])
-    if fetched == "rows":
-        loader = DataLoader(
-            data,
-            batch_size=batch,
-            shuffle=True,
-            num_workers=count,
-            persistent_workers=count > 0,
-            collate_fn=of_rows,
-        )
-    else:
-        loader = DataLoader(
-            data,
-            sampler=BatchSampler(RandomSampler(data), batch, drop_last=False),
-            batch_size=None,
-            num_workers=count,
-            persistent_workers=count > 0,
-            collate_fn=_of_columns,
-        )
+    loader = DataLoader(data, num_workers=count, persistent_workers=count > 0, **how)
     return map(iter, repeat(loader))
 
 

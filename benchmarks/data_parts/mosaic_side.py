@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +18,17 @@ from benchmarks.data_parts.windows import COLUMN, of_rows, read_windows
 
 # torchvision, which `streaming` imports, has no operators for the pinned torch without CUDA, and
 # fails where they are not declared.
-_OPERATORS = torch.library.Library("torchvision", "DEF")
+_OPERATORS: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 for _name in ("nms", "qnms"):
     _OPERATORS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # noqa: E402
+from streaming import (  # type: ignore[import-not-found]  # noqa: E402
+    MDSWriter,
+    StreamingDataLoader,
+    StreamingDataset,
+)
 
 _FOLDER = "mds"
-SETTINGS = ("0 workers", "1 worker", "2 workers")
 
 
 def write(folder: Path) -> None:
@@ -37,7 +41,7 @@ def write(folder: Path) -> None:
 
 
 def epochs(folder: Path, batch: int, setting: str) -> Iterator[Iterator[Batch]]:
-    """The batches of each epoch, which are shuffled."""
+    """The batches of each epoch, which are shuffled. The setting is the number of workers."""
     workers = int(setting[0])
     data = StreamingDataset(local=str(folder / _FOLDER), shuffle=True, batch_size=batch)
     loader = StreamingDataLoader(

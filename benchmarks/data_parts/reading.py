@@ -28,7 +28,7 @@ SETTINGS = {
     "arrow": ("rows, 2 workers", "batches, 0 workers", "batches, 1 worker", "batches, 2 workers"),
     "mosaic": ("0 workers", "1 worker", "2 workers"),
 }
-"""Of each side, as its module says."""
+"""Of each side's `epochs`; of Holdfast, its spec."""
 _PROCESS_S = 600.0
 _TRIAL_PART = 4
 """A trial of a setting has one of so many parts of the steps."""
@@ -78,7 +78,7 @@ def measure(
 ) -> Reading:
     """`pythons`: the interpreter of each peer. Raises BenchmarkFailed if sides read other ids."""
     folder.mkdir()
-    _write(prepared, data, options, folder)
+    write(prepared, data, options, folder)
     readers = {side: _Reader(side, python, folder) for side, python in pythons.items()}
     for reader in readers.values():
         reader.write()
@@ -150,8 +150,8 @@ class _Reader:
         return (ended.stdout.splitlines() or [""])[-1]
 
 
-def _write(prepared: Prepared, data: DataSpec, options: ReadOptions, folder: Path) -> None:
-    """What the sides read: the peers' windows, and the spec and the cache of our side."""
+def write(prepared: Prepared, data: DataSpec, options: ReadOptions, folder: Path) -> None:
+    """Write what the sides read: the peers' windows, and the spec and the cache of our side."""
     made, length = prepared.token_set, options.sequence_length
     storage = open_storage(str(prepared.folder))
     contents = [

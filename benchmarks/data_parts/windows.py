@@ -19,7 +19,8 @@ FILE = "windows.npy"
 
 
 def read_windows(folder: Path) -> NDArray[np.uint16]:
-    return np.load(folder / FILE, mmap_mode="r")
+    found: NDArray[np.uint16] = np.load(folder / FILE, mmap_mode="r")
+    return found
 
 
 def as_batch(rows: NDArray[np.integer] | Sequence[NDArray[np.integer]]) -> Batch:
