@@ -16,6 +16,7 @@ from tests.support.nodes.history_proof import (
     slept_on,
 )
 from tests.support.nodes.supervised import small_training, supervised
+from tests.support.ranks.recipes import DiesReadingAhead
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_workers.agent.reforming import Reform
@@ -31,6 +32,7 @@ def kill(point: str, rank: int | None = None, step: int | None = None) -> dict[s
 IN_EVERY_PHASE_OF_A_STEP = [
     kill("agree", 1, 1),  # the very first step
     kill("forward", 0, 5),
+    kill("load", 3, 7),
     kill("backward", 1, 9),
     kill("agree", 2, 13),
     kill("optimizer", 3, 17),
@@ -46,7 +48,7 @@ IN_EVERY_PHASE_OF_A_STEP = [
     kill("rendezvous", 3),
 ]
 WITH_NEW_PROCESSES = [kill("backward", 1, 9), kill("memory", 1, 25), kill("saved", 0)]
-PLANS = {Reform.IN_PLACE: (IN_EVERY_PHASE_OF_A_STEP, 11), Reform.FORK: (WITH_NEW_PROCESSES, 2)}
+PLANS = {Reform.IN_PLACE: (IN_EVERY_PHASE_OF_A_STEP, 12), Reform.FORK: (WITH_NEW_PROCESSES, 2)}
 """The kills, and the least number of ranks seen as lost: of two at once, one may hide the other.
 That ranks may die in every phase is shown once; how the others go on, for each way."""
 
@@ -73,6 +75,18 @@ def test_a_rank_may_die_in_any_phase_of_a_step(
         lost = {(lost["attempt"], lost["rank"]) for i in incidents(run) for lost in i["lost"]}
         assert len(lost) >= least_lost, run.story()
         assert max(incident["steps_lost"] for incident in incidents(run)) <= 1
+
+
+def test_a_rank_may_die_while_it_reads_the_next_step(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    training = small_training(STEPS, recipe="tests.support.ranks.recipes:DiesReadingAhead")
+    with supervised(tmp_path, training, standbys=0) as run:
+        assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
+        assert_same_history(run, undisturbed)
+        (incident,) = incidents(run)
+        assert DiesReadingAhead.RANK in {lost["rank"] for lost in incident["lost"]}, run.story()
+        assert_each_sample_once(small_training(STEPS), run.rows, tmp_path)
 
 
 def test_a_slow_copy_delays_the_step_and_never_tears_the_state(

@@ -20,6 +20,7 @@ from holdfast_service.job_model.events.codec import read_incident
 from holdfast_service.job_model.lifecycle import ON_CLUSTER, TERMINAL, State
 from holdfast_service.policy.quarantine import NodeStanding, standing_at
 from holdfast_service.store.engine import Store
+from holdfast_service.store.job_row_stats import HIGH_DATA_WAIT
 from holdfast_service.store.latency_histogram import Distribution
 from holdfast_service.store.models import (
     AttemptRow,
@@ -67,6 +68,8 @@ class FleetStatistics:
     unreleased_jobs: int = 0
     """Number of ended jobs that are not released from the cluster."""
     unsent_webhooks: int = 0
+    data_bound_jobs: int = 0
+    """Number of running jobs whose steps wait for data for long."""
 
     @property
     def goodput(self) -> float | None:
@@ -112,6 +115,7 @@ class FleetReader:
                 nodes=await _nodes(session, now),
                 unreleased_jobs=await session.scalar(_UNRELEASED) or 0,
                 unsent_webhooks=await session.scalar(_UNSENT) or 0,
+                data_bound_jobs=await session.scalar(_DATA_BOUND) or 0,
             )
 
     async def _count_incidents(self, session: AsyncSession) -> None:
@@ -187,6 +191,9 @@ _UNRELEASED = select(func.count()).where(
     JobRecord.cleaned.is_(False), JobRecord.state.in_(TERMINAL)
 )
 _UNSENT = select(func.count()).select_from(Outbox)
+_DATA_BOUND = select(func.count()).where(
+    JobRecord.state == State.RUNNING, JobRecord.data_wait >= HIGH_DATA_WAIT
+)
 
 
 async def _waits(session: AsyncSession, now: float) -> dict[str, QueueWait]:

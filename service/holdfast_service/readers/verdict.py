@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.program_levels import ProgramLevel
+from holdfast_service.store.job_row_stats import HIGH_DATA_WAIT
 from holdfast_service.store.json_safe import number
 from holdfast_service.views.cause_words import cause_words
 from holdfast_service.views.incident_facts import lost_clause
@@ -14,6 +15,9 @@ from holdfast_service.views.jobs import WaitingView
 from holdfast_service.views.start_text import is_start, start_text
 from holdfast_service.views.timeline import VerdictView
 from holdfast_service.wording import device_share, plural
+
+_MAIN_CAUSE = 0.8
+"""A cause of more than this share of a wait is named alone."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,10 @@ class JobStanding:
     incidents: int = 0
     last: IncidentRecord | None = None
     slow_ranks: tuple[int, ...] = ()
+    data_wait: float = 0.0
+    """The share of the last steps in which a rank waited for data."""
+    fetch_wait: float = 0.0
+    """The share of the last steps in which a rank waited for a shard that its node had not yet."""
     faults: tuple[FaultCost, ...] = ()
     """Of a job that has ended: what each of its faults cost."""
     saved_step: int | None = None
@@ -171,11 +179,29 @@ def _saves(job: JobStanding, at: str) -> str:
 def _running(job: JobStanding, place: str) -> tuple[str, str]:
     if _start(job):
         return "Starting", _start(job)
+    if job.data_wait >= HIGH_DATA_WAIT:
+        return "Training, slowed by its data", f"Training at {place}. {_data_wait(job)}"
     if job.has_step or not _is_program(job):
         return "Training", _with_wait(job, f"Training at {place}.")
     if not job.reads_steps:
         return "Running", _with_wait(job, "The program runs; its steps are not read at this level.")
     return "Running", _with_wait(job, "The program runs; it has reported no step yet.")
+
+
+def _data_wait(job: JobStanding) -> str:
+    """How long the steps wait for data, why, and what helps."""
+    share = f"{job.data_wait:.0%} of the time of the last steps was a wait for data"
+    fetching = job.fetch_wait / job.data_wait
+    fetch = "a store with more bandwidth, or a larger HOLDFAST_CACHE_LIMIT_GB"
+    reading = "fewer ranks or more processors on a node, or a faster disk for its cache"
+    if fetching > _MAIN_CAUSE:
+        return f"{share}: shards do not come fast enough from their store. What helps: {fetch}."
+    if fetching < 1 - _MAIN_CAUSE:
+        return f"{share}: the nodes have the shards, but read them slowly. What helps: {reading}."
+    return (
+        f"{share}: {fetching:.0%} of it for shards that come slowly from their store, the rest for "
+        f"slow reading on the nodes. What helps: {fetch}; {reading}."
+    )
 
 
 def _completed(job: JobStanding) -> str:

@@ -315,6 +315,8 @@ async def _standing(
             closed_at=newest.closed_at,
         ),
         slow_ranks=tuple(sorted(int(rank) for rank in job.slow)) if state.on_cluster else (),
+        data_wait=job.data_wait,
+        fetch_wait=job.fetch_wait,
         faults=tuple(_faults(ended, account)),
         saved_step=saved.step if saved else None,
         saved_uri=saved.uri if saved else None,

@@ -7,6 +7,7 @@ replaces the sums when an attempt has replaced another, after an absence, and at
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
 from typing import Any
 
 from holdfast_service.job_model.events.progress import AwayWhy, JobAwayEvent
@@ -21,6 +22,10 @@ from holdfast_service.store.transaction import JobTransaction
 from holdfast_workers.protocol.messages import StepRow
 
 _PACE_WEIGHT = 0.3
+_WAITS_WINDOW_S = 60.0
+"""The time that the shares of waiting are of, roughly: older steps count less and less."""
+HIGH_DATA_WAIT = 0.1
+"""From this share of their time on, users are told that the steps wait for data."""
 
 
 async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attempt: int) -> None:
@@ -30,6 +35,7 @@ async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attemp
     job.told_at = tx.now
     if rows:
         _update_pace(job, rows, known_attempt)
+        _update_waits(job, rows, known_attempt)
         job.productive_s += sum(number(row.step_time_s) or 0.0 for row in rows)
     if any(row.attempt > known_attempt for row in rows) or tx.state.terminal or tx.was_away:
         await _take_account(tx)
@@ -88,3 +94,22 @@ def _update_pace(job: JobRecord, rows: Sequence[StepRow], known_attempt: int) ->
         return
     before = job.step_s if newest == known_attempt else None
     job.step_s = pace if before is None else before + _PACE_WEIGHT * (pace - before)
+
+
+def _update_waits(job: JobRecord, rows: Sequence[StepRow], known_attempt: int) -> None:
+    """Update the shares of the last steps of the newest attempt in which a rank waited for data,
+    and in which it waited for a shard that was not in its node's cache. The first step of an
+    attempt does not count: nothing has been read ahead for it."""
+    newest = max(row.attempt for row in rows)
+    latest = sorted((row for row in rows if row.attempt == newest), key=lambda row: row.step)
+    if newest != known_attempt:
+        job.data_wait = job.fetch_wait = 0.0
+        latest = latest[1:]
+    seconds = sum(number(row.step_time_s) or 0.0 for row in latest)
+    if seconds <= 0:
+        return
+    weight = 1 - exp(-seconds / _WAITS_WINDOW_S)
+    waited = sum(number(row.loader_wait_s) or 0.0 for row in latest) / seconds
+    fetched = sum(number(row.fetch_wait_s) or 0.0 for row in latest) / seconds
+    job.data_wait += weight * (min(1.0, waited) - job.data_wait)
+    job.fetch_wait += weight * (min(1.0, fetched) - job.fetch_wait)

@@ -117,6 +117,8 @@ class JobRecord(Leased, Base):
     starting_s: Mapped[float] = mapped_column(default=0.0)  # before the first step of each stay
     held_since: Mapped[float | None]  # up to here `held_s` counts; None: not on the cluster
     step_s: Mapped[float | None]  # seconds per step at the present pace
+    data_wait: Mapped[float] = mapped_column(default=0.0)  # see job_row_stats.update_stats
+    fetch_wait: Mapped[float] = mapped_column(default=0.0)
     told_at: Mapped[float | None]  # time of the supervisor's last report
     # Change number of the last write; only grows. See change_numbers.py.
     changed: Mapped[int] = mapped_column(default=NextChange(), onupdate=NextChange())

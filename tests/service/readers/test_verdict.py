@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,29 @@ def test_a_training_job() -> None:
     assert result.device_hours_used == pytest.approx(8_000 * 8 / 3600)
     assert result.device_hours_lost == pytest.approx(0.8)
     assert result.fresh_at == 9_999.0
+
+
+@pytest.mark.parametrize(
+    ("data_wait", "fetch_wait", "told"),
+    [
+        (0.099, 0.09, None),
+        (0.43, 0.40, "43% of .*: shards do not come fast .* HOLDFAST_CACHE_LIMIT_GB.$"),
+        (0.43, 0.01, "43% of .*: the nodes have the shards, .* a faster disk for its cache.$"),
+        (0.40, 0.16, "40% of .*: 40% of it for shards .* more bandwidth, .* or a faster disk"),
+    ],
+)
+def test_a_job_that_waits_for_data_is_told_what_helps(
+    data_wait: float, fetch_wait: float, told: str | None
+) -> None:
+    result = verdict(replace(RUNNING, data_wait=data_wait, fetch_wait=fetch_wait))
+    if told is None:
+        assert (result.headline, result.doing) == ("Training", "Training at step 400 of 1,000.")
+    else:
+        assert result.headline == "Training, slowed by its data"
+        assert re.match(f"Training at step 400 of 1,000. {told}", result.doing)
+    starts = WaitingView(resource="start", reason="ranks join", since=9_000.0, until=None)
+    waits = replace(RUNNING, data_wait=0.5, state=State.RECOVERING, waiting=starts)
+    assert "data" not in verdict(waits).headline
 
 
 @pytest.mark.parametrize(

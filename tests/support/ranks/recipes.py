@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from tests.support.ranks import may_end
 from torch import Tensor, nn
 
 from holdfast_workers.progress import beacon
-from holdfast_workers.recipes.micro_batches import MicroBatch
+from holdfast_workers.recipes.micro_batches import MicroBatch, WindowShare
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.state.rank_state import Snapshot
 from holdfast_workers.training.recipe import (
@@ -111,6 +112,18 @@ class PoisonedWindow(PretrainRecipe):
     def _read(self, step: int, micro_batch_index: int) -> MicroBatch:
         self._reads = (self.guard_memory.ledger.window(step), micro_batch_index)
         return super()._read(step, micro_batch_index)
+
+
+class DiesReadingAhead(PretrainRecipe):
+    """One rank dies in attempt 1 while it reads window 9, with the step before computing."""
+
+    WINDOW, RANK = 9, 2
+
+    def _read_window(self, share: WindowShare) -> Iterator[MicroBatch]:
+        for batch in super()._read_window(share):
+            if (share.window, share.world.rank, share.world.attempt) == (self.WINDOW, self.RANK, 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
 
 
 class SlowSnapshot(Snapshot):

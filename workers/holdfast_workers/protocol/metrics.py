@@ -71,7 +71,7 @@ _DECLARED = (
         "loader_wait_s",
         "Waiting for data",
         "s",
-        "the longest wait of any rank for data that was not read ahead",
+        "the longest wait of any rank for data",
         outlined=True,
     ),
     Metric(
@@ -95,7 +95,7 @@ _DECLARED = (
         "fetch_wait_s",
         "Waiting for shards",
         "s",
-        "the longest part of a rank's `loader_wait_s` in which a shard was not in its node's cache",
+        "the part of `loader_wait_s` for shards that a node had not fetched yet",
         outlined=True,
     ),
 )

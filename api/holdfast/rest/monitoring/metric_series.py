@@ -96,6 +96,10 @@ FLEET_SERIES = (
     ),
     _gauge("holdfast_unreleased_jobs", "Ended jobs that may still hold something on the cluster."),
     _gauge("holdfast_unsent_webhooks", "Webhook messages that the receiver has not accepted yet."),
+    _gauge(
+        "holdfast_data_bound_jobs",
+        "Running jobs of whose last steps a tenth or more was a wait for data.",
+    ),
     _counter(
         "holdfast_job_transitions_total",
         "State changes of jobs, stored by this server; reason: the outcome's code, if any.",

@@ -139,6 +139,7 @@ def _add_present(families: Families, statistics: FleetStatistics) -> None:
         families.add("holdfast_open_incidents", count, cause)
     families.add("holdfast_unreleased_jobs", statistics.unreleased_jobs)
     families.add("holdfast_unsent_webhooks", statistics.unsent_webhooks)
+    families.add("holdfast_data_bound_jobs", statistics.data_bound_jobs)
 
 
 def _add_growth(families: Families, growth: GrowthPlan) -> None:

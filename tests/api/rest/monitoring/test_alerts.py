@@ -24,7 +24,7 @@ import httpx
 import pytest
 import yaml
 from tests.support.service.alert_rules import TARGET, Course, Scrape, check, input_series, minutes
-from tests.support.service.fake_cluster import FakeSupervisor, three_nodes
+from tests.support.service.fake_cluster import FakeSupervisor, row, three_nodes
 from tests.support.service.live_server import SPEC, LiveServer, live_server
 from tests.support.waiting import DEADLINE_S, eventually
 
@@ -127,6 +127,13 @@ def _quarantine(here: Installation) -> None:
 
 def _train_no_further(here: Installation) -> None:
     here.running_job()
+
+
+def _wait_for_data(here: Installation) -> None:
+    supervisor = here.running_job()
+    slow = replace(row(1, 6), step_time_s=600.0, loader_wait_s=300.0, fetch_wait_s=300.0)
+    supervisor.rows.append(slow)
+    here.until("holdfast_data_bound_jobs")
 
 
 def _save_slowly(here: Installation) -> None:
@@ -234,6 +241,7 @@ CAUSES = {
         course=Course(per_minute={"holdfast_cluster_seconds_total": 60.0}),
         shown="victim",
     ),
+    "HoldfastSlowData": Cause(_wait_for_data, shown="victim"),
     "HoldfastSlowCheckpoints": Cause(_save_slowly, shown="victim"),
     "HoldfastLongQueue": Cause(
         _queue,

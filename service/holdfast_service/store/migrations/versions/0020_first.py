@@ -60,6 +60,8 @@ def _jobs() -> None:
         sa.Column("starting_s", sa.Double(), nullable=False),
         sa.Column("held_since", sa.Double(), nullable=True),
         sa.Column("step_s", sa.Double(), nullable=True),
+        sa.Column("data_wait", sa.Double(), nullable=False),
+        sa.Column("fetch_wait", sa.Double(), nullable=False),
         sa.Column("told_at", sa.Double(), nullable=True),
         sa.Column("changed", sa.BigInteger(), nullable=False),
         sa.Column("wanted_nodes", sa.BigInteger(), nullable=True),
