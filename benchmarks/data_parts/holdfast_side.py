@@ -33,7 +33,7 @@ def put_into_cache(folder: Path, made: TokenSet, prepared: PreparedSpec) -> None
 
 def epochs(folder: Path, batch: int, setting: str) -> Iterator[Iterator[Batch]]:
     """The batches of each epoch, the last of which has the next epoch's first samples, too.
-    `batch` and `setting` are those of the folder's spec."""
+    `batch` is that of the folder's spec; there is one `setting`."""
     spec = TrainingSpec.model_validate_json((folder / SPEC).read_text())
     world = World(0, 1, spec.parallel.mesh, 1, "cpu")
 

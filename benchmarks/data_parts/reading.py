@@ -24,11 +24,11 @@ from holdfast_workers.spec import DataSpec, PreparedSpec, TrainingSpec
 
 HOLDFAST = "holdfast"
 SETTINGS = {
-    HOLDFAST: ("",),
+    HOLDFAST: ("read ahead",),
     "arrow": ("rows, 2 workers", "batches, 0 workers", "batches, 1 worker", "batches, 2 workers"),
     "mosaic": ("0 workers", "1 worker", "2 workers"),
 }
-"""Of each side's `epochs`; of Holdfast, its spec."""
+"""Of each side's `epochs`; Holdfast has one."""
 _PROCESS_S = 600.0
 _TRIAL_PART = 4
 """A trial of a setting has one of so many parts of the steps."""
