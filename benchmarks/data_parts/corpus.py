@@ -19,6 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 END = "<|endoftext|>"
 COLUMN = "text"
 TRAINED_ON_BYTES = 8_000_000
+MOST_BYTES = 200_000
+"""Of a document: larger modules are tables that programs have written, not texts."""
 _ROWS_OF_A_GROUP = 256
 
 
@@ -62,8 +64,9 @@ def _texts(text_bytes: int, seed: int) -> Iterator[str]:
         if taken >= text_bytes:
             return
         text = path.read_text(errors="replace")
-        if text.strip() and END not in text:
-            taken += len(text.encode())
+        nbytes = len(text.encode())
+        if text.strip() and nbytes <= MOST_BYTES and END not in text:
+            taken += nbytes
             yield text
 
 
