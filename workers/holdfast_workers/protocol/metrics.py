@@ -93,10 +93,9 @@ _DECLARED = (
     Metric("samples", "", "", "digest of the (position, sample) pairs that all ranks read"),
     Metric(
         "fetch_wait_s",
-        "Waiting for shards",
+        "",
         "s",
         "the part of `loader_wait_s` for shards that a node had not fetched yet",
-        outlined=True,
     ),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _DECLARED}
