@@ -37,9 +37,8 @@ _IDS = "ids"
 
 @dataclass(frozen=True)
 class PrepareFigures:
-    """Medians over the rounds. The ratios divide the peer's time by ours: above 1, ours is less.
-
-    `ratio` is that of processor time, which other load on the machine changes less.
+    """Medians over the rounds. The ratios, of each round, divide the peer's time by ours: above 1,
+    ours is less. `ratio` is that of processor time, which other load on the machine changes less.
     """
 
     ratio: float
@@ -96,16 +95,17 @@ def _figures(took: list[tuple[_Took, _Took]], tokens: int) -> PrepareFigures:
     def of(side: int, value: Callable[[_Took], float]) -> float:
         return round(median(value(both[side]) for both in took), 3)
 
+    ratios = [round(theirs.processor_s / ours.processor_s, 3) for ours, theirs in took]
     ours_s, theirs_s = (of(side, lambda each: each.clock_s) for side in (0, 1))
     ours_cpu, theirs_cpu = (of(side, lambda each: each.processor_s) for side in (0, 1))
     return PrepareFigures(
-        ratio=round(theirs_cpu / ours_cpu, 3),
-        clock_ratio=round(theirs_s / ours_s, 3),
+        ratio=median(ratios),
+        clock_ratio=round(median(theirs.clock_s / ours.clock_s for ours, theirs in took), 3),
         holdfast_s=ours_s,
         map_s=theirs_s,
         holdfast_processor_s=ours_cpu,
         map_processor_s=theirs_cpu,
-        round_ratios=[round(theirs.processor_s / ours.processor_s, 3) for ours, theirs in took],
+        round_ratios=ratios,
         tokens=tokens,
     )
 
