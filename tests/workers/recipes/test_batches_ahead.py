@@ -112,13 +112,18 @@ def test_the_next_share_is_read_while_nothing_takes_a_batch(
 
 
 def test_steps_that_follow_each_other_start_no_thread(
-    source: Source, batches: BatchesAhead[int, Read]
+    source: Source, batches: BatchesAhead[int, Read], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batches_ahead, "_IDLE_S", 600.0)  # however slow this machine is
     for share in range(20):
         batches.begin(share)
         batches.take(nothing)
         batches.read_ahead(share + 1)
+    monkeypatch.undo()
+    batches.begin(20)
+    batches.take(nothing)
     assert len(source.threads) == 1
+    batches.read_ahead(21)  # once it is read, the thread ends soon
 
 
 def test_batches_are_read_again_after_the_thread_has_ended(
