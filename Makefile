@@ -92,6 +92,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.recovery --json
 	$(BIN)/python -m benchmarks.overhead --json
 	$(BIN)/python -m benchmarks.elastic --json
+	$(BIN)/python -m benchmarks.data --json
 
 # On a machine with a GPU, in at most ten minutes. The pinned torch may be one without CUDA, so this
 # takes the Python that is there.

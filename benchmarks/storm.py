@@ -21,9 +21,7 @@ import math
 import os
 import random
 import subprocess
-import sysconfig
 import time
-import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from benchmarks.conditions import ROOT, BenchmarkFailed, awaited, load_job, report, run
+from benchmarks.environments import python_with
 from benchmarks.figures import StormFigure, StormResult, storm_rate
 from benchmarks.holdfast_side import START_S, RunningJob, running
 from benchmarks.recipes.storm_recipe import STEP_S
@@ -85,7 +84,7 @@ def measure(storms: Annotated[Storms, Parameter(name="*")] = Storms()) -> StormR
     timeouts = storms.timeouts if storms.torchft_s else ()
     python = storms.torchft_python or ""
     if timeouts and not python:
-        python = _environment_with_torchft(storms.torchft_home)
+        python = python_with(storms.torchft_home, "torchft", TORCHFT)
     ours = _holdfast(storms)
     theirs: dict[str, StormFigure] = {}
     for timeout_s in timeouts:
@@ -216,19 +215,6 @@ class _Torchft:
         command = [self._python, str(ROOT / "benchmarks" / "torchft_program.py"), *arguments]
         with (self._folder / "output").open("ab") as out:
             return subprocess.Popen(command, env=self._variables, stdout=out, stderr=out)
-
-
-def _environment_with_torchft(home: Path) -> str:
-    """An interpreter with torchft and this interpreter's packages, created if it does not exist.
-    Where an earlier installation failed, it is tried again."""
-    python = home / "bin" / "python"
-    site_packages = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
-    if not (site_packages / "torchft").is_dir():
-        report(f"creating {home} for {TORCHFT}")
-        venv.create(home, with_pip=True)
-        (site_packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", TORCHFT], check=True)
-    return str(python)
 
 
 if __name__ == "__main__":

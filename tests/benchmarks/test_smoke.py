@@ -1,7 +1,8 @@
 """Every benchmark runs to its end as a user starts it, with its peer's side, and its last line has
 the declared keys.
 
-torchft, the peer of `storm`, is installed into `build/torchft`, which needs a package index once.
+torchft, a peer of `storm`, and mosaicml-streaming, one of `data`, are installed into folders of
+`build`, which needs a package index once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.api_figures import ApiResult
 from benchmarks.bring import BringResult
 from benchmarks.checkpoint import CheckpointResult
 from benchmarks.conditions import load_job
+from benchmarks.data import DataResult
 from benchmarks.elastic import ELASTIC_JOB
 from benchmarks.figures import OverheadResult, RecoveryResult, StormResult
 from benchmarks.gpu_parts.figures import GpuResult
@@ -65,6 +67,12 @@ SMOKES = {
         "--job {elastic_job} --health-failures 10",
         ElasticResult,
     ),
+    "data": Smoke(
+        "--text-mb 1 --vocabulary 1000 --prepare-rounds 1 --sequence-length 128 --batch 4 "
+        "--warm-up 2 --steps 8 --step-s 0.01 --rounds 1 --shards 1000 --lookups 20 "
+        "--mosaic-home build/mosaicml-streaming",
+        DataResult,
+    ),
     "overhead": Smoke(f"--rounds 1 --steps 3 --skip 1 --poll-s 0.5 {SMALL}", OverheadResult),
     "recovery": Smoke(f"--faults 1 --after-step 2 {SMALL}", RecoveryResult),
     "storm": Smoke(
@@ -75,7 +83,7 @@ SMOKES = {
 }
 PARTS = {"ray_train_side": "recovery", "torchft_program": "storm"}
 """Programs that a benchmark starts."""
-WITHOUT_CLUSTER = {"api", "meshes"}
+WITHOUT_CLUSTER = {"api", "data", "meshes"}
 """Benchmarks that start no Ray cluster, and neither kill nor stop processes."""
 
 

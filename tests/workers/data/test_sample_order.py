@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast_workers.data.sample_order import (
+    ConsecutiveSamples,
+    Indices,
     micro_batch_positions,
     passes,
     permute,
@@ -44,6 +46,30 @@ def test_epochs_and_seeds_have_different_orders(samples: int, seed: int) -> None
     first = permute(positions, samples, seed, 0)
     assert not np.array_equal(first, permute(positions, samples, seed, 1))
     assert not np.array_equal(first, permute(positions, samples, seed + 1, 0))
+
+
+@given(st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 5000)), max_size=4), SEEDS)
+def test_samples_at_consecutive_positions_are_those_of_each(
+    ranges: list[tuple[int, int]], seed: int
+) -> None:
+    consecutive = ConsecutiveSamples(lambda positions: samples_at(positions, 1009, seed))
+    for first, count in ranges:
+        positions = np.arange(first, first + count)
+        found = consecutive.samples_at(positions)
+        assert np.array_equal(found, samples_at(positions, 1009, seed))
+
+
+def test_a_few_samples_after_another_are_looked_up_at_once() -> None:
+    asked: list[int] = []
+
+    def looked_up(positions: Indices) -> Indices:
+        asked.append(len(positions))
+        return positions
+
+    consecutive = ConsecutiveSamples(looked_up)
+    for first in range(0, 2048, 16):
+        consecutive.samples_at(np.arange(first, first + 16))
+    assert len(asked) == 1
 
 
 def test_an_order_is_close_to_random() -> None:

@@ -38,6 +38,7 @@ class Source:
         self.begun: list[Read] = []
         self.readers: list[int] = []
         """How many threads read, at each batch."""
+        self.threads: set[int] = set()
         self.held: set[Read] = set()
         self.bad: set[Read] = set()
         self.slow: set[Read] = set()
@@ -62,6 +63,7 @@ class Source:
         with self._lock:
             self._reading += 1
             self.readers.append(self._reading)
+            self.threads.add(threading.get_native_id())
             self.begun.append(batch)
 
     def _wait(self, batch: Read) -> None:
@@ -107,6 +109,31 @@ def test_the_next_share_is_read_while_nothing_takes_a_batch(
         assert taken == [(share, number) for number in range(3)]
     assert source.begun == [(share, number) for share in range(5) for number in range(3)]
     assert set(source.readers) == {1}
+
+
+def test_steps_that_follow_each_other_start_no_thread(
+    source: Source, batches: BatchesAhead[int, Read], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_ahead, "_IDLE_S", 600.0)  # however slow this machine is
+    for share in range(20):
+        batches.begin(share)
+        batches.take(nothing)
+        batches.read_ahead(share + 1)
+    monkeypatch.undo()
+    batches.begin(20)
+    batches.take(nothing)
+    assert len(source.threads) == 1
+    batches.read_ahead(21)  # once it is read, the thread ends soon
+
+
+def test_batches_are_read_again_after_the_thread_has_ended(
+    source: Source, batches: BatchesAhead[int, Read]
+) -> None:
+    for share in range(2):
+        batches.begin(share)
+        eventually(lambda: not alive())
+        assert [batches.take(nothing) for _ in range(3)] == [(share, n) for n in range(3)]
+    assert len(source.threads) == 2
 
 
 def test_batches_of_another_share_are_dropped(

@@ -8,13 +8,20 @@ list is kept, any rank can compute any position, and the whole state is one inte
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 6
-_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (30, 27, 31)
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_OF_WORDS = (*map(np.uint64, _SHIFTS), *map(np.uint64, _MULTIPLIERS))
+"""Both for arrays: to convert them takes as long as to use them."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
+_BLOCK = 4096
 
 Indices = NDArray[np.int64]
 _Words = NDArray[np.uint64]
@@ -44,13 +51,32 @@ def samples_at(positions: Indices, samples: int, seed: int) -> Indices:
     return order
 
 
+class ConsecutiveSamples:
+    """Samples at consecutive positions, looked up in blocks: a few of them take nearly as long as
+    many. Thread-safe."""
+
+    def __init__(self, samples_at: Callable[[Indices], Indices]) -> None:
+        def block(number: int) -> Indices:
+            return samples_at(np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.int64))
+
+        self._samples_at = samples_at
+        self._block = lru_cache(2)(block)
+
+    def samples_at(self, positions: Indices) -> Indices:
+        """What `samples_at` says of these positions, whatever they are."""
+        blocks = positions // _BLOCK
+        if not len(blocks) or (blocks != blocks[0]).any():
+            return self._samples_at(positions)
+        number = int(blocks[0])
+        return self._block(number)[positions - number * _BLOCK]
+
+
 def derived_seed(seed: int, *parts: int) -> int:
     """The seed of a part of an order, such as a group of samples: 64 bits, scrambled."""
-    word = np.array([seed & _WORD], dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for part in parts:
-            word = _mix(_mix(word) + np.uint64(part & _WORD))
-    return int(word[0])
+    word = seed & _WORD
+    for part in parts:
+        word = _mix_word(_mix_word(word) + part)
+    return word
 
 
 def micro_batch_positions(
@@ -87,33 +113,37 @@ def samples_digest(positions: Indices, samples: Indices) -> int:
     Digests of disjoint sets add up (modulo 2**64) to the digest of their union, so the digest of
     a step does not depend on how many ranks shared it.
     """
-    with np.errstate(over="ignore"):
-        words = _mix(_mix(positions.astype(np.uint64)) + samples.astype(np.uint64))
-        return int(words.sum(dtype=np.uint64))
+    words = _mix(_mix(positions.astype(np.uint64)) + samples.astype(np.uint64))
+    return int(words.sum(dtype=np.uint64))
 
 
 def _feistel(values: _Words, half_bits: int, keys: list[np.uint64]) -> _Words:
     shift = np.uint64(half_bits)
     mask = np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
-    with np.errstate(over="ignore"):
-        for key in keys:
-            left, right = right, left ^ (_mix(right + key) & mask)
+    for key in keys:
+        left, right = right, left ^ (_mix(right + key) & mask)
     return (left << shift) | right
 
 
 def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
-    base = np.array([seed & _WORD], dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        base = _mix(_mix(base) + np.uint64(epoch & _WORD))
-    start = int(base[0])
-    counters = [(start + _GOLDEN * (round_ + 1)) & _WORD for round_ in range(_ROUNDS)]
-    return list(_mix(np.array(counters, dtype=np.uint64)))
+    start = derived_seed(seed, epoch)
+    return [np.uint64(_mix_word(start + _GOLDEN * (round_ + 1))) for round_ in range(_ROUNDS)]
 
 
 def _mix(words: _Words) -> _Words:
-    """Scramble each 64-bit word, bijectively (finalizer of SplitMix64, Steele et al. 2014)."""
-    with np.errstate(over="ignore"):
-        words = (words ^ (words >> np.uint64(30))) * _MULTIPLIERS[0]
-        words = (words ^ (words >> np.uint64(27))) * _MULTIPLIERS[1]
-    return words ^ (words >> np.uint64(31))
+    """Scramble each 64-bit word, bijectively (finalizer of SplitMix64, Steele et al. 2014). Arrays
+    wrap around silently, unlike numpy's scalars."""
+    shift_0, shift_1, shift_2, factor_0, factor_1 = _OF_WORDS
+    words = (words ^ (words >> shift_0)) * factor_0
+    words = (words ^ (words >> shift_1)) * factor_1
+    return words ^ (words >> shift_2)
+
+
+def _mix_word(word: int) -> int:
+    """`_mix` of one word, whose higher bits are cut off: faster than an array of it."""
+    (shift_0, shift_1, shift_2), (factor_0, factor_1) = _SHIFTS, _MULTIPLIERS
+    word &= _WORD
+    word = (word ^ (word >> shift_0)) * factor_0 & _WORD
+    word = (word ^ (word >> shift_1)) * factor_1 & _WORD
+    return word ^ (word >> shift_2)

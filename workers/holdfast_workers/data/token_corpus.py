@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.fetch_plan import FetchPlan
-from holdfast_workers.data.sample_order import Indices
+from holdfast_workers.data.sample_order import ConsecutiveSamples, Indices
 from holdfast_workers.data.token_cache import (
     decoded,
     manifest_file,
@@ -92,6 +92,7 @@ class TokenCorpus:
         on_window: OnWindow,
     ) -> None:
         self.order = order_of(data, sets, sequence_length, seed)
+        self._consecutive = ConsecutiveSamples(self.order.samples_at)
         self.vocabulary = sets[0].tokenizer.vocabulary
         digests = [each.digest for each in sets]
         weights = _weights(data, len(sets))
@@ -157,7 +158,7 @@ class TokenCorpus:
         """The sample at each position, which is read next."""
         if len(positions):
             self._begin(int(positions.min()) // self._window_samples, int(positions.max()) + 1)
-        return self.order.samples_at(positions)
+        return self._consecutive.samples_at(positions)
 
     def targets_of(self, samples: Indices) -> int:
         """The number of targets of these samples."""

@@ -1,9 +1,9 @@
 """Reads the batches of the next step while a step computes.
 
-Each step is read by a thread of its own, which ends with it, and begins after the thread before has
-ended. So one thread at a time reads the data, and none is left when nothing is read. What is read
-is a pure function of its *share*: batches that were read ahead for another one are dropped, and
-read anew. The thread of a dropped reading ends before its next batch, also while it waits for data.
+One thread at a time reads the data, a step after the other, and ends when it gets none for a while.
+It is not started anew for each step: whoever starts a thread waits until it runs. What is read is a
+pure function of its *share*: batches that were read ahead for another one are dropped, and read
+anew. A reading that is dropped ends before its next batch, also while it waits for data.
 
 The training thread takes the batches in their order. Its wait for one is no hang, whether the data
 or the processor is slow: a longer one is the phase `data`, with a bound of its own.
@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from holdfast_workers.data.token_corpus import PATIENCE_S
 from holdfast_workers.progress import beacon
@@ -26,6 +26,8 @@ _SHORT_S = 0.2
 _BOUND_S = 2 * PATIENCE_S
 """Of a wait without a sign of the reading thread: longer than it waits for a file."""
 _POLL_S = 0.1
+_IDLE_S = 0.5
+"""Time without a reading after which the thread ends: longer than it takes to start one, by far."""
 _THREAD_NAME = "batches-ahead"
 
 Share = TypeVar("Share")
@@ -40,7 +42,7 @@ class BatchesAhead(Generic[Share, Batch]):
         self._read = read
         self._current: _ShareReading[Share, Batch] | None = None
         self._ahead: _ShareReading[Share, Batch] | None = None
-        self._last: threading.Thread | None = None
+        self._reader: _ReadingThread | None = None
 
     def begin(self, share: Share) -> None:
         """Take the batches of this share from now on, from its first: those that were read ahead,
@@ -75,15 +77,16 @@ class BatchesAhead(Generic[Share, Batch]):
         return 0.0 if self._current is None else self._current.fetch_waited_s
 
     def drop(self) -> None:
-        """Discard all batches. Threads that read some end soon; nothing waits for them here."""
+        """Discard all batches. A reading of some ends soon; nothing waits for it here."""
         _drop(self._current)
         _drop(self._ahead)
         self._current = self._ahead = None
 
     def _start(self, share: Share) -> _ShareReading[Share, Batch]:
-        reading = _ShareReading(share, self._read(share), self._last)
-        self._last = reading
-        reading.start()
+        reading = _ShareReading(share, self._read(share))
+        if self._reader is None or not self._reader.take_on(reading):
+            self._reader = _ReadingThread(reading)
+            self._reader.start()
         return reading
 
 
@@ -93,30 +96,60 @@ def wait_for_data(otherwise: Callable[[], None]) -> Iterator[Callable[[], None]]
     moves. Yields a check that raises once the reading is dropped; `otherwise` in a thread of which
     none is."""
     thread = threading.current_thread()
-    if not isinstance(thread, _ShareReading):
+    reading = thread.reading if isinstance(thread, _ReadingThread) else None
+    if reading is None:
         yield otherwise
         return
-    thread.show_life(lacks_data=True)
+    reading.show_life(lacks_data=True)
     try:
-        yield thread.check
+        yield reading.check
     finally:
-        thread.show_life()
+        reading.show_life()
 
 
 class _ReadingDropped(Exception):
     """Ends a reading whose batches nothing will take."""
 
 
-class _ShareReading(threading.Thread, Generic[Share, Batch]):
+class _ReadingThread(threading.Thread):
+    """Carries out readings in their order, until it has been idle."""
+
+    def __init__(self, first: _ShareReading[Any, Any]) -> None:
+        super().__init__(name=_THREAD_NAME, daemon=True)
+        self.reading: _ShareReading[Any, Any] | None = None
+        """The present one."""
+        self._changed = threading.Condition()
+        self._waiting = deque([first])
+        self._over = False
+
+    def take_on(self, reading: _ShareReading[Any, Any]) -> bool:
+        """False: the thread ends, and has carried out all that it took on."""
+        with self._changed:
+            if not self._over:
+                self._waiting.append(reading)
+                self._changed.notify()
+            return not self._over
+
+    def run(self) -> None:
+        while self._next():
+            assert self.reading is not None
+            self.reading.run()
+            self.reading = None
+
+    def _next(self) -> bool:
+        with self._changed:
+            self._over = not self._changed.wait_for(lambda: self._waiting, _IDLE_S)
+            if not self._over:
+                self.reading = self._waiting.popleft()
+            return not self._over
+
+
+class _ShareReading(Generic[Share, Batch]):
     """The reading of one share."""
 
-    def __init__(
-        self, share: Share, batches: Iterator[Batch], before: threading.Thread | None
-    ) -> None:
-        super().__init__(name=_THREAD_NAME, daemon=True)
+    def __init__(self, share: Share, batches: Iterator[Batch]) -> None:
         self.share = share
         self._batches = batches
-        self._before = before
         self._changed = threading.Condition()
         self._read: deque[Batch] = deque()
         self._signs = 0
@@ -131,9 +164,6 @@ class _ShareReading(threading.Thread, Generic[Share, Batch]):
 
     def run(self) -> None:
         try:
-            if self._before is not None:
-                self._before.join()
-                self._before = None
             self.check()
             for batch in self._batches:
                 self._read.append(batch)
