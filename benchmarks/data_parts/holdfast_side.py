@@ -40,7 +40,7 @@ def epochs(folder: Path, batch: int, setting: str) -> Iterator[Iterator[Batch]]:
     def read(share: WindowShare) -> Iterator[MicroBatch]:
         return read_window(share, task, spec.train, None)
 
-    task = new_task(spec, folder / _CACHE, lambda: wait_for_data(_go_on))
+    task = new_task(spec, folder / _CACHE, lambda: wait_for_data(_go_on), lambda _: None)
     steps = _steps(BatchesAhead(read), world)
     while True:
         yield islice(steps, -(-task.samples // batch))
