@@ -25,6 +25,7 @@ from holdfast_workers.parallelize.mesh import data_index, data_parallel
 from holdfast_workers.recipes import batches_ahead
 from holdfast_workers.recipes.micro_batches import MicroBatch, WindowShare
 from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.recipes.task import Task
 from holdfast_workers.spec import DataSpec, SourceSpec
 from holdfast_workers.training.recipe import World
 from holdfast_workers.training.skipped_windows import Ledger
@@ -77,13 +78,18 @@ def recipe(cache: Path) -> Iterator[Watched]:
     eventually(lambda: not reading())
 
 
+@pytest.fixture(scope="module")
+def task(cache: Path) -> Task:
+    """Of another recipe: a thread may be reading the data of the first one."""
+    return started(cache)._require_task()
+
+
 def reading() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == batches_ahead._THREAD_NAME]
 
 
-def read_directly(recipe: PretrainRecipe, world: World, window: int, index: int) -> MicroBatch:
+def read_directly(task: Task, world: World, window: int, index: int) -> MicroBatch:
     """Each part looked up on its own."""
-    task = recipe._require_task()
     positions = micro_batch_positions(
         window,
         index,
@@ -124,7 +130,7 @@ meshes = st.fixed_dictionaries(
     data=st.data(),
 )
 def test_a_step_is_what_its_positions_yield(
-    recipe: Watched, mesh: dict[str, int], happenings: list[str], data: st.DataObject
+    recipe: Watched, task: Task, mesh: dict[str, int], happenings: list[str], data: st.DataObject
 ) -> None:
     """Windows that are skipped, steps that are computed again, and other worlds come between."""
     size = int(np.prod(list(mesh.values())))
@@ -139,7 +145,7 @@ def test_a_step_is_what_its_positions_yield(
             found = recipe._read(step, index)
             if index == 0:
                 recipe._batches.read_ahead(recipe._window_share(step + 1))
-            assert_equal(found, read_directly(recipe, world, window, index))
+            assert_equal(found, read_directly(task, world, window, index))
         if happening == "skip":
             recipe.guard_memory.skip(window + 1, window + 3)
         if happening != "retry":
