@@ -105,11 +105,12 @@ def _update_waits(job: JobRecord, rows: Sequence[StepRow], known_attempt: int) -
     if newest != known_attempt:
         job.data_wait = job.fetch_wait = 0.0
         latest = latest[1:]
-    seconds = sum(number(row.step_time_s) or 0.0 for row in latest)
-    if seconds <= 0:
-        return
-    weight = 1 - exp(-seconds / _WAITS_WINDOW_S)
-    waited = sum(number(row.loader_wait_s) or 0.0 for row in latest) / seconds
-    fetched = sum(number(row.fetch_wait_s) or 0.0 for row in latest) / seconds
-    job.data_wait += weight * (min(1.0, waited) - job.data_wait)
-    job.fetch_wait += weight * (min(1.0, fetched) - job.fetch_wait)
+    for row in latest:  # one by one: however they are reported, the result is the same
+        seconds = number(row.step_time_s) or 0.0
+        if seconds <= 0:
+            continue
+        weight = 1 - exp(-seconds / _WAITS_WINDOW_S)
+        waited = min(1.0, (number(row.loader_wait_s) or 0.0) / seconds)
+        fetched = min(1.0, (number(row.fetch_wait_s) or 0.0) / seconds)
+        job.data_wait += weight * (waited - job.data_wait)
+        job.fetch_wait += weight * (fetched - job.fetch_wait)

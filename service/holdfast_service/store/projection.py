@@ -125,11 +125,11 @@ async def store_report(
             job.step = max(job.step or 0, job.cursor_step)
     else:
         job.step = _newest_step(job, report)
-        if job.step is not None and job.step < job.cursor_step:
-            job.loss = None  # it is of a step that is computed again
         job.attempt = max(job.attempt, report.attempt)
         tx.enter(report.phase)
         job.waiting = _start_wait(job, report)
+    if job.step is not None and job.step < job.cursor_step:
+        job.loss = None  # it is of a step that was to be computed again
     await job_row_stats.update_stats(tx, fresh, known_attempt)
     if report.beats:
         with tx.session.no_autoflush:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, select
 from tests.support.service.event_examples import recorded
@@ -118,6 +118,7 @@ async def test_a_report_that_is_stored_again_changes_nothing(
 
 @few
 @given(moves=STORIES, cut=st.integers(0, 25), ended=st.booleans())
+@example(moves=[*[("form", 0)] * 5, ("form", 1), ("run", 1), ("form", 1)], cut=7, ended=True)
 async def test_a_report_in_two_parts_has_the_same_result(
     store: Store, moves: list[Move], cut: int, ended: bool
 ) -> None:
