@@ -240,6 +240,23 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
             "the tokenizer, or its document end, was changed between the preparation of its token "
             f"sets: {PREPARE}",
         ),
+        *(
+            (
+                {
+                    "sources": [WEB],
+                    "prepared": [{**prepared(WEB), "tokenizer": DIGEST, "document_end": 5}],
+                    "tokenizer": TOKENIZER,
+                    "validation": {
+                        **HELD_OUT,
+                        "prepared": {**OF_ITS_OWN["prepared"], "tokenizer": digest, **end},
+                    },
+                },
+                "data.prepared",
+                "the tokenizer, or its document end, was changed between the preparation of its "
+                f"token sets: {PREPARE}",
+            )
+            for digest, end in (("f" * 32, {"document_end": 5}), (DIGEST, {"document_end": 6}))
+        ),
         (
             {"sources": [WEB, CODE], "prepared": [prepared(WEB)] * 2, "tokenizer": TOKENIZER},
             "data.prepared.1",
