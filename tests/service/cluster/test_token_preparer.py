@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support.service.unwatched import Unwatched
 
-from holdfast_service.cluster import token_preparer
+from holdfast_service.cluster import preparation_tasks, token_preparer
 from holdfast_service.cluster.preparation_tasks import TaskEnd, TaskSlots
 from holdfast_service.cluster.ray_cluster import RayCluster
 from holdfast_service.cluster.token_preparer import MOST_DEATHS, _SourceWork
@@ -151,6 +151,21 @@ def test_a_secret_that_is_gone_is_named_by_its_place(
     (tmp_path / f"{missing}.json").unlink()
     with pytest.raises(ClusterUnavailable, match=f"^{place}: the server has no secret '{missing}'"):
         cluster._question(request)
+
+
+def test_the_plan_of_validation_is_refused_for_a_file_that_a_source_has(
+    tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    options = StorageOptions()
+    own = tasks.request.source
+    apart = SourceSpec(path="s3://lab/web")
+    for others, why in (((apart,), ""), ((apart, own), f"{own.path} is in the source {own.path}")):
+        request = replace(tasks.request, apart_from=others)
+        end = preparation_tasks._plan(request, options, [options] * len(others))
+        assert end.refused.startswith(why)
+        assert (end.result is None) == bool(why)
 
 
 def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> None:

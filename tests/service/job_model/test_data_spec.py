@@ -248,14 +248,18 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
                     "tokenizer": TOKENIZER,
                     "validation": {
                         **HELD_OUT,
-                        "prepared": {**OF_ITS_OWN["prepared"], "tokenizer": digest, **end},
+                        "prepared": {
+                            **OF_ITS_OWN["prepared"],
+                            "tokenizer": digest,
+                            "document_end": end,
+                        },
                     },
                 },
                 "data.prepared",
                 "the tokenizer, or its document end, was changed between the preparation of its "
                 f"token sets: {PREPARE}",
             )
-            for digest, end in (("f" * 32, {"document_end": 5}), (DIGEST, {"document_end": 6}))
+            for digest, end in (("f" * 32, 5), (DIGEST, 6))
         ),
         (
             {"sources": [WEB, CODE], "prepared": [prepared(WEB)] * 2, "tokenizer": TOKENIZER},
