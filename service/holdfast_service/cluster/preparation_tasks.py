@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,15 @@ class TaskSlots:
                 self._unfit[node] = unfit
 
 
-def begin_plan(node: str, request: SourceRequest, source: StorageOptions) -> Any:
-    """The reference of the end of a task with (`PreparePlan`, `TokenizerFile`)."""
-    return task_on(node, _plan, with_code(None)).remote(request, source)
+def begin_plan(
+    node: str,
+    request: SourceRequest,
+    source: StorageOptions,
+    apart_from: Sequence[StorageOptions],
+) -> Any:
+    """The reference of the end of a task with (`PreparePlan`, `TokenizerFile`). `apart_from`: of
+    the buckets of `SourceRequest.apart_from`."""
+    return task_on(node, _plan, with_code(None)).remote(request, source, apart_from)
 
 
 def begin_part(
@@ -122,11 +128,14 @@ def end_of(task: Any) -> TaskEnd:
         return TaskEnd(died=type(error).__name__)
 
 
-def _plan(request: SourceRequest, source: StorageOptions) -> TaskEnd:
+def _plan(
+    request: SourceRequest, source: StorageOptions, apart_from: Sequence[StorageOptions]
+) -> TaskEnd:
     def plan() -> tuple[PreparePlan, TokenizerFile]:
         tokenizer = read_tokenizer(request.data)
         files = list_source(request.source, source)
-        refuse_shared_files(files, request.source, request.apart_from, source)
+        others = zip(request.apart_from, apart_from, strict=True)
+        refuse_shared_files(files, request.source, others)
         return plan_parts(request.source, files, tokenizer.facts, request.data), tokenizer
 
     return _carried_out(plan)

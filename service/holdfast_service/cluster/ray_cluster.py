@@ -360,9 +360,12 @@ class RayCluster:
         return Capacity(nodes=nodes, can_grow=self._can_grow, placed=placed)
 
     def _question(self, request: SourceRequest) -> tuple[bytes, Credentials]:
+        of_sources = "data.sources.secret"
+        of_source = "data.validation.secret" if request.apart_from else of_sources
         credentials = (
             self._credentials_for(request.root, request.remote, "checkpoint.remote.secret"),
-            self._credentials_for(request.source.bucket, request.source, "data.sources.secret"),
+            self._credentials_for(request.source.bucket, request.source, of_source),
+            *(self._credentials_for(each.bucket, each, of_sources) for each in request.apart_from),
         )
         return codec.encode(request), credentials
 

@@ -63,8 +63,8 @@ MOST_NAMED = 20
 
 _log = structlog.get_logger()
 
-Credentials = tuple[dict[str, str] | None, dict[str, str] | None]
-"""Of the storage of token sets, and of the source."""
+Credentials = tuple[dict[str, str] | None, ...]
+"""Of the storage of token sets, of the source, and of each of `SourceRequest.apart_from`."""
 
 
 class TokenPreparer:
@@ -117,9 +117,13 @@ class _SourceWork:
 
     def __init__(self, request: SourceRequest, credentials: Credentials, slots: TaskSlots) -> None:
         self._request = request
-        self._store = storage_options(request.remote, credentials[0])
-        self._source = storage_options(
-            request.source, credentials[1], refuse_local=request.refuse_local
+        of_store, *of_sources = credentials
+        self._store = storage_options(request.remote, of_store)
+        self._source, *self._apart_from = (
+            storage_options(source, its_own, refuse_local=request.refuse_local)
+            for source, its_own in zip(
+                (request.source, *request.apart_from), of_sources, strict=True
+            )
         )
         self._slots = slots
         self._progress = SourceProgress(
@@ -189,7 +193,7 @@ class _SourceWork:
             if node is None:
                 time.sleep(LOOK_S)
                 continue
-            task = begin_plan(node, self._request, self._source)
+            task = begin_plan(node, self._request, self._source, self._apart_from)
             end = TaskEnd()
             try:
                 self._wait([task])

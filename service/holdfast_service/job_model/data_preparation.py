@@ -49,7 +49,7 @@ class SourceRequest:
     sequence_length: int | None = None
     """For which the samples of the token set are counted."""
     apart_from: tuple[SourceSpec, ...] = ()
-    """Sources whose files it must not have."""
+    """Sources whose files it must not have: those of the job, if it is of validation."""
 
     @property
     def source(self) -> SourceSpec:

@@ -3,15 +3,19 @@ refusal, each with its reason."""
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.service.unwatched import Unwatched
 
-from holdfast_service.cluster import token_preparer
+from holdfast_service.cluster import preparation_tasks, token_preparer
 from holdfast_service.cluster.preparation_tasks import TaskEnd, TaskSlots
+from holdfast_service.cluster.ray_cluster import RayCluster
 from holdfast_service.cluster.token_preparer import MOST_DEATHS, _SourceWork
 from holdfast_service.job_model.data_preparation import (
     PreparePhase,
@@ -20,6 +24,7 @@ from holdfast_service.job_model.data_preparation import (
     requests_of,
     wait_text,
 )
+from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.protocol.processes import StorageOptions
@@ -31,6 +36,7 @@ from holdfast_workers.spec import (
     SpecialTokenSpec,
     TrainingSpec,
 )
+from holdfast_workers.spec.train import ValidationSpec
 from holdfast_workers.token_sets.plan import Part, plan_parts
 from holdfast_workers.token_sets.prepare import make_part
 from holdfast_workers.token_sets.source_files import list_source
@@ -47,8 +53,17 @@ class FakeTasks:
     scratch: Path
     ends: list[TaskEnd] = field(default_factory=list)
     ran_on: list[str] = field(default_factory=list)
+    apart_from: Sequence[StorageOptions] = ()
+    """As the last plan got them."""
 
-    def begin_plan(self, node: str, request: SourceRequest, source: StorageOptions) -> TaskEnd:
+    def begin_plan(
+        self,
+        node: str,
+        request: SourceRequest,
+        source: StorageOptions,
+        apart_from: Sequence[StorageOptions],
+    ) -> TaskEnd:
+        self.apart_from = apart_from
         tokenizer = read_tokenizer(request.data)
         files = list_source(request.source, source)
         plan = plan_parts(request.source, files, tokenizer.facts, request.data, part_bytes=40)
@@ -95,6 +110,62 @@ def outcome(tasks: FakeTasks) -> SourceProgress:
     work = _SourceWork(tasks.request, (None, None), TaskSlots())
     work.run()
     return work.progress(LENGTH)
+
+
+def test_each_source_that_is_compared_is_reached_with_its_own_secret(tasks: FakeTasks) -> None:
+    others = tuple(
+        SourceSpec(path=f"s3://lab/{name}", endpoint=f"https://{name}.example.com", region=name)
+        for name in ("web", "code")
+    )
+    tasks.request = replace(tasks.request, apart_from=others, refuse_local=True)
+    secrets = [{"access_key_id": name} for name in ("web", "code")]
+    work = _SourceWork(tasks.request, (None, None, *secrets), TaskSlots())
+    work.run()
+    assert work.progress(LENGTH).phase is PreparePhase.READY
+    assert [
+        (each.endpoint, each.region, each.credentials, each.refuse_local)
+        for each in tasks.apart_from
+    ] == [
+        (f"https://{name}.example.com", name, {"access_key_id": name}, True)
+        for name in ("web", "code")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "place"), [("web", "data.sources.secret"), ("held", "data.validation.secret")]
+)
+def test_a_secret_that_is_gone_is_named_by_its_place(
+    tmp_path: Path, missing: str, place: str
+) -> None:
+    for name in ("web", "held"):
+        keys = {"access_key_id": name, "secret_access_key": "x", "bucket": name}
+        (tmp_path / f"{name}.json").write_text(json.dumps(keys))
+        (tmp_path / f"{name}.json").chmod(0o600)
+    source = SourceSpec(path="s3://web/a", secret="web")
+    apart = ValidationSpec(path="s3://held/a", secret="held")
+    spec = TrainingSpec(data=DataSpec(sources=(source,), validation=apart))
+    _, request = requests_of(spec, "/tokens", refuse_local=False)
+    cluster = RayCluster("", b"", tmp_path, can_grow=False, connection=Unwatched())
+    _, credentials = cluster._question(request)
+    assert [each and each["access_key_id"] for each in credentials] == [None, "held", "web"]
+    (tmp_path / f"{missing}.json").unlink()
+    with pytest.raises(ClusterUnavailable, match=f"^{place}: the server has no secret '{missing}'"):
+        cluster._question(request)
+
+
+def test_the_plan_of_validation_is_refused_for_a_file_that_a_source_has(
+    tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+    options = StorageOptions()
+    own = tasks.request.source
+    apart = SourceSpec(path="s3://lab/web")
+    for others, why in (((apart,), ""), ((apart, own), f"{own.path} is in the source {own.path}")):
+        request = replace(tasks.request, apart_from=others)
+        end = preparation_tasks._plan(request, options, [options] * len(others))
+        assert end.refused.startswith(why)
+        assert (end.result is None) == bool(why)
 
 
 def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> None:

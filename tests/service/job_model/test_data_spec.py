@@ -44,6 +44,17 @@ def of_share(share: float, held_out: int) -> dict[str, Any]:
     return {**prepared(CODE, 256, "bytes"), "origin": origin, "held_out": held_out}
 
 
+def validated_with(tokenizer: str, end: int) -> dict[str, Any]:
+    """Token sets of WEB, and of validation by a tokenizer that is perhaps another one."""
+    apart = {**prepared(HELD_OUT), "digest": "1" * 32, "tokenizer": tokenizer, "document_end": end}
+    return {
+        "sources": [WEB],
+        "prepared": [{**prepared(WEB), "tokenizer": DIGEST, "document_end": 5}],
+        "tokenizer": TOKENIZER,
+        "validation": {**HELD_OUT, "prepared": apart},
+    }
+
+
 def document(**data: Any) -> dict[str, Any]:
     return {"name": "x", "data": data}
 
@@ -239,6 +250,15 @@ PREPARE = "remove `prepared`, and the server prepares the sources"
             "data.prepared",
             "the tokenizer, or its document end, was changed between the preparation of its token "
             f"sets: {PREPARE}",
+        ),
+        *(
+            (
+                validated_with(tokenizer, end),
+                "data.prepared",
+                "the tokenizer, or its document end, was changed between the preparation of its "
+                f"token sets: {PREPARE}",
+            )
+            for tokenizer, end in (("f" * 32, 5), (DIGEST, 6))
         ),
         (
             {"sources": [WEB, CODE], "prepared": [prepared(WEB)] * 2, "tokenizer": TOKENIZER},

@@ -98,6 +98,13 @@ def test_tokens_are_written_as_a_number_also_as_yaml_reads_20e9(tokens: Any) -> 
     assert (spec.train.tokens, spec.train.steps) == (20_000_000_000, 4_882_813)
 
 
+@pytest.mark.parametrize("tokens", ["9" * 5000, "1." + "0" * 5000], ids=len)
+def test_a_number_of_thousands_of_digits_is_refused_in_a_sentence_of_ours(tokens: str) -> None:
+    (fault,) = faults(job({"tokens": tokens}))
+    assert fault[0] == "train.tokens"
+    assert fault[1].startswith(f"input should be a whole number of tokens from 1 to {MOST}, such")
+
+
 def test_without_an_amount_a_job_has_300_steps() -> None:
     assert parse({"name": "x"}, None).train.steps == TrainSpec().last_step == 300
     with pytest.raises(ValueError, match="not known before the sources are prepared"):

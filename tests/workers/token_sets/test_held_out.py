@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.data.preparation import Preparation, as_lines
 
+from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.data.token_set import TokenSet
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import DataSpec, SourceSpec, ValidationSpec
+from holdfast_workers.token_sets import source_files
 from holdfast_workers.token_sets.refusals import DataRefused
-from holdfast_workers.token_sets.source_files import list_source, refuse_shared_files
+from holdfast_workers.token_sets.source_files import SourceFile, list_source, refuse_shared_files
 
 WORDS = st.text("abc", min_size=1, max_size=3)
 
@@ -101,7 +105,9 @@ def test_a_share_that_takes_every_document_is_refused(tmp_path: Path) -> None:
         refused.run()
 
 
-@pytest.mark.parametrize("validation", ["web/held-out.parquet", "link.parquet", "web"])
+@pytest.mark.parametrize(
+    "validation", ["web/held-out.parquet", "symbolic.parquet", "hard.parquet", "web"]
+)
 def test_files_of_validation_that_a_source_has_too_are_refused(
     tmp_path: Path, validation: str
 ) -> None:
@@ -109,13 +115,55 @@ def test_files_of_validation_that_a_source_has_too_are_refused(
     web.mkdir()
     for name in ("a", "held-out"):
         pq.write_table(pa.table({"text": [name]}), web / f"{name}.parquet")
-    (tmp_path / "link.parquet").symlink_to(web / "held-out.parquet")
+    (tmp_path / "symbolic.parquet").symlink_to(web / "held-out.parquet")
+    (tmp_path / "hard.parquet").hardlink_to(web / "held-out.parquet")
     options = StorageOptions()
     own = SourceSpec(path=str(tmp_path / validation))
     files = list_source(own, options)
     other = SourceSpec(path=str(web / "*.parquet"))
     with pytest.raises(DataRefused, match=r"is in the source .*parquet too, and would be trained"):
-        refuse_shared_files(files, own, [other], options)
+        refuse_shared_files(files, own, [(other, options)])
     apart = SourceSpec(path=str(web / "a.parquet"))
     if validation != "web":
-        refuse_shared_files(files, own, [apart], options)
+        refuse_shared_files(files, own, [(apart, options)])
+
+
+def test_a_fault_of_the_other_source_is_said_to_be_of_that_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(as_lines(["a"]))
+    own = SourceSpec(path=str(tmp_path / "a.jsonl"))
+    other = SourceSpec(path=f"{tmp_path}/nowhere/*.parquet")
+    options = StorageOptions()
+    files = list_source(own, options)
+    compared = f"^while it is compared with the source {re.escape(other.path)}: "
+    with pytest.raises(DataRefused, match=f"{compared}it matches no file"):
+        refuse_shared_files(files, own, [(other, options)])
+
+    def away(source: SourceSpec, options: StorageOptions) -> tuple[SourceFile, ...]:
+        raise TransientStorageError("/mnt/lab", "Stale file handle")
+
+    monkeypatch.setattr(source_files, "list_source", away)
+    with pytest.raises(TransientStorageError, match=f"{compared}/mnt/lab: Stale file handle"):
+        refuse_shared_files(files, own, [(other, options)])
+
+
+def test_an_object_is_found_at_another_endpoint_with_the_credentials_of_the_other_source(
+    s3_server: S3Server,
+) -> None:
+    bucket = s3_server.new_bucket()
+    s3_server.client.put_object(Bucket=bucket, Key="web/a.jsonl", Body=as_lines(["a"]))
+    path, elsewhere = f"s3://{bucket}/web/a.jsonl", "http://s3.example.com"
+    own = SourceSpec(path=path, endpoint=elsewhere, secret="theirs")
+    other = SourceSpec(path=f"s3://{bucket}/web", endpoint=s3_server.endpoint, secret="ours")
+    options = StorageOptions(endpoint=s3_server.endpoint, credentials=CREDENTIALS)
+    files = (SourceFile(path, 1, "1"),)
+    with pytest.raises(DataRefused) as refused:
+        refuse_shared_files(files, own, [(other, options)])
+    assert str(refused.value) == (
+        f"{path} is in the source {other.path} too ({elsewhere} and {s3_server.endpoint} may be "
+        "one), and would be trained on: move it elsewhere, or name the files of that source by a "
+        "glob without it"
+    )
+    apart = (SourceFile(f"s3://{bucket}/held-out.jsonl", 1, "1"),)
+    refuse_shared_files(apart, own, [(other, options)])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.data.preparation import END, SAMPLE
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
@@ -144,7 +144,9 @@ def test_a_tokenizer_that_leaves_text_out_silently_is_refused(tmp_path: Path, re
         assert len(ids) == (3 if rescue == "unknown" else 5)
         return
     with pytest.raises(
-        DataRefused, match=r"has no tokens for all of 'ö': .* give it an unknown token"
+        DataRefused,
+        match=r"has no unknown token, and none for single bytes, .* give it unk_token, or the "
+        "tokens of all bytes",
     ):
         read_tokenizer(data)
 
@@ -261,20 +263,160 @@ def test_an_id_beyond_the_vocabulary_is_refused(tokenizer_file: Path) -> None:
         list(encoder.encode(SAMPLE))
 
 
-@pytest.mark.parametrize("lacking", ["Ġ", "Ċ", "7", "]", "q", "ħ", "¿", "ä", "ð"])
-def test_a_tokenizer_that_lacks_a_single_byte_is_refused(tmp_path: Path, lacking: str) -> None:
-    """It would leave the byte out, and keep the rest of the character. In the alphabet of
-    ByteLevel, these are a space, a newline, three signs of ASCII, and parts of others."""
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    assert lacking in alphabet
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    known = [sign for sign in alphabet if sign != lacking]
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=[END], initial_alphabet=known, show_progress=False
-    )
-    tokenizer.train_from_iterator(["ab"], trainer)
+def _bytes_of_level(
+    without: str = "",
+    only: str = "",
+    normalizes: bool = False,
+    decoder: bool = True,
+    **model: Any,
+) -> Tokenizer:
+    """A tokenizer whose tokens are those of single bytes, written as ByteLevel does."""
+    alphabet = sorted(only or pre_tokenizers.ByteLevel.alphabet())
+    ends = {"", model.get("end_of_word_suffix", "")}
+    tokens = [sign + end for sign in alphabet if sign not in without for end in sorted(ends)]
+    vocabulary = {token: at for at, token in enumerate(["<unk>", *tokens])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], **model))
+    if normalizes:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.ByteLevel()])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.ByteLevel(add_prefix_space=True)]
+        )
+    if decoder:
+        tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _bytes_of_fallback(without: int | None = None, **model: Any) -> Tokenizer:
+    tokens = ["<unk>", "▁", "a", *(f"<0x{byte:02X}>" for byte in range(256) if byte != without)]
+    vocabulary = {token: at for at, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, **model))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
+
+
+def _words(normalizer: Any = None) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Fuse()
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    return tokenizer
+
+
+def _characters(**model: Any) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "<unk>": 2}, merges=[], **model))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def _saved(tokenizer: Tokenizer, folder: Path) -> DataSpec:
+    tokenizer.add_special_tokens([END])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return DataSpec(tokenizer=str(folder), document_end=END)
+
+
+UNUSED = "ÀÁõö÷øùúûüýþÿ"
+"""How ByteLevel writes the bytes that UTF-8 never has."""
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        _bytes_of_level(),
+        _bytes_of_level(without=UNUSED),
+        _bytes_of_level(normalizes=True),
+        _bytes_of_level(decoder=False),
+        _bytes_of_level(end_of_word_suffix="</w>"),
+        _bytes_of_level(without="čÃ", unk_token="<unk>"),
+        _bytes_of_fallback(),
+        _bytes_of_fallback(unk_token="<unk>", fuse_unk=True),
+        _bytes_of_fallback(without=0xC3, unk_token="<unk>"),
+        _characters(unk_token="<unk>"),
+        _words(),
+    ],
+)
+def test_a_tokenizer_that_has_ids_for_all_text_is_accepted(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    encoder = Encoder(read_tokenizer(_saved(tokenizer, tmp_path)))
+    for text in ("ö\r\x00\x1b", "\U000e0067", "\U00046131"):
+        [ids] = encoder.encode([text])
+        assert len(ids)
+
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyzĠ"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "lack"),
+    [
+        *(
+            (_bytes_of_level(without=sign, decoder=decoder), chr(code), f"lacks '{sign}' (byte ")
+            for decoder in (True, False)
+            for sign, code in (
+                *(("Ġ", 0x20), ("Ċ", 0xA), ("č", 0xD), ("ě", 0x1B), ("7", 0x37), ("q", 0x71)),
+                *(("ħ", 0xC5), ("Ã", 0xC3), ("ñ", 0x46131), ("ó", 0xE0067), ("ô", 0x100000)),
+            )
+        ),
+        (_bytes_of_level(without="čó"), "\r", "lacks 'č' (byte 0x0D) and 'ó' (byte 0xF3): it"),
+        (_bytes_of_level(only=ALPHABET), "ö世", "lacks 216 tokens of bytes, such as 'Ā' (byte 0x"),
+        (_bytes_of_level(without="č", normalizes=True), "\r", "lacks 'č' (byte 0x0D): it"),
+        (_bytes_of_fallback(without=0xC3), "ö", "lacks '<0xC3>' (byte 0xC3): it would"),
+        (_characters(), "ö世", "none for single bytes, by byte_fallback or ByteLevel: it would"),
+    ],
+)
+def test_a_tokenizer_that_leaves_out_as_much_as_a_byte_is_refused(
+    tmp_path: Path, tokenizer: Tokenizer, text: str, lack: str
+) -> None:
+    tokens = tokenizer.encode(f"a{text}a").tokens
+    assert tokens.count("<unk>") == 0
+    assert len(tokens) < len(f"a{text}a".encode()) + 1, "it leaves nothing out"
+    with pytest.raises(DataRefused) as refused:
+        read_tokenizer(_saved(tokenizer, tmp_path))
+    assert f"has no unknown token, and {lack}" in str(refused.value)
+    assert "give it unk_token, or the tokens of all bytes" in str(refused.value)
+
+
+def test_a_byte_that_ends_a_word_needs_a_token_of_its_own(tmp_path: Path) -> None:
+    tokenizer = _bytes_of_level()
+    changed = json.loads(tokenizer.to_str())
+    changed["model"]["end_of_word_suffix"] = "</w>"
+    data = _saved(Tokenizer.from_str(json.dumps(changed)), tmp_path)
+    with pytest.raises(DataRefused, match=r"lacks 243 tokens of bytes, such as 'Ā</w>' \(byte 0x0"):
+        read_tokenizer(data)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "why"),
+    [
+        (
+            _words(normalizers.Replace(Regex("[^a-z]"), "")),
+            "makes no token of 'ö': its normalizer or pre_tokenizer would leave such text out",
+        ),
+        (_characters(unk_token="[UNK]"), "it cannot encode 'ö'"),
+    ],
+)
+def test_rare_characters_are_tried(tmp_path: Path, tokenizer: Tokenizer, why: str) -> None:
+    with pytest.raises(DataRefused) as refused:
+        read_tokenizer(_saved(tokenizer, tmp_path))
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize("token", ["E" * 5000, "\0x", "\x1b[1m", "a\nb"], ids=ascii)
+def test_a_special_token_that_a_spec_cannot_have_is_left_out_or_refused(
+    tokenizer_file: Path, tmp_path: Path, token: str
+) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.add_special_tokens([token])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(DataRefused, match=r"has no tokens for all of .* leave such text out"):
-        read_tokenizer(DataSpec(tokenizer=str(tmp_path), document_end=END))
+    names = {"pad_token": token, "eos_token": token, "bos_token": END}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    end = SpecialTokenSpec(id=0, token=END)
+    found = read_tokenizer(DataSpec(tokenizer=str(tmp_path), document_end=END))
+    assert found.special_tokens == {"document_end": end, "bos": end}
+    with pytest.raises(
+        DataRefused, match=r"control character or over 4,096 characters: set data.document_end to"
+    ):
+        read_tokenizer(DataSpec(tokenizer=str(tmp_path)))

@@ -168,14 +168,15 @@ def _prepared_faults(data: DataSpec) -> Iterator[SpecFault]:
                 f"{what}: {remedy}"
             )
             yield SpecFault(path=place, message=message, beside=(beside,))
-    sizes = sorted({each.vocabulary for each in data.token_sets.values()})
+    of_job = data.token_sets.values()
+    sizes = sorted({each.vocabulary for each in of_job})
     if len(sizes) > 1:
         message = (
             f"its token sets are of vocabularies of {' and '.join(map(str, sizes))} tokens, and a "
             f"job has one tokenizer: {remedy}"
         )
         yield SpecFault(path=path, message=message)
-    elif len({(each.tokenizer, each.document_end) for each in sets}) > 1:
+    elif len({(each.tokenizer, each.document_end) for each in of_job}) > 1:
         message = (
             "the tokenizer, or its document end, was changed between the preparation of its token "
             f"sets: {remedy}"

@@ -49,14 +49,17 @@ Every = Annotated[
 
 
 MOST_TOKENS = 2**53 - 1
-_AMOUNT = re.compile(r"[0-9]+(\.[0-9]*)?([eE]\+?[0-9]{1,2})?")
+_AMOUNT = re.compile(r"[0-9]{1,99}(\.[0-9]{0,99})?([eE]\+?[0-9]{1,2})?")
 
 
 def _tokens(value: object) -> object:
     """A whole number, also as 20e9, which is a float in JSON and a text in YAML 1.1."""
-    is_text = isinstance(value, str) and _AMOUNT.fullmatch(value)
-    if is_text or type(value) is int or (isinstance(value, float) and isfinite(value)):
-        exact = Fraction(str(value))
+    if (
+        type(value) is int
+        or (isinstance(value, float) and isfinite(value))
+        or (isinstance(value, str) and _AMOUNT.fullmatch(value))
+    ):
+        exact = Fraction(value)
         if exact.denominator == 1 and 1 <= exact <= MOST_TOKENS:
             return int(exact)
     raise PydanticCustomError(

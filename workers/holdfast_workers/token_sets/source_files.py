@@ -17,7 +17,13 @@ from pathlib import Path, PurePosixPath
 
 from holdfast_workers.checkpoint.local_files import facts_of_file
 from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.checkpoint.storage import ObjectFacts, Storage, uri_fault
+from holdfast_workers.checkpoint.storage import (
+    ObjectFacts,
+    Storage,
+    TransientStorageError,
+    uri_fault,
+)
+from holdfast_workers.errors import WorkersError
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import SourceSpec
 from holdfast_workers.token_sets.file_kinds import KNOWN, FileKind, form_of
@@ -68,26 +74,41 @@ def list_source(source: SourceSpec, options: StorageOptions) -> tuple[SourceFile
 def refuse_shared_files(
     files: Sequence[SourceFile],
     source: SourceSpec,
-    others: Iterable[SourceSpec],
-    options: StorageOptions,
+    others: Iterable[tuple[SourceSpec, StorageOptions]],
 ) -> None:
     """Raises DataRefused if a file of the source is one of another source too, and errors of the
-    storage. `options`: of the source's bucket."""
+    storage, which name that source. `others`: each with the options of its bucket.
+
+    Objects are compared by bucket and key alone: endpoints may be names of one service.
+    """
     own = {_identity(file.name) for file in files}
-    for other in others:
-        if (other.bucket, other.endpoint) != (source.bucket, source.endpoint):
+    for other, options in others:
+        if other.bucket != source.bucket:
             continue
-        for file in list_source(other, options):
-            if _identity(file.name) in own:
-                raise DataRefused(
-                    f"{file.name} is in the source {other.path} too, and would be trained on: move "
-                    "it elsewhere, or name the files of that source by a glob without it"
-                )
+        while_compared = f"while it is compared with the source {other.path}"
+        try:
+            found = [file.name for file in list_source(other, options)]
+            shared = [name for name in found if _identity(name) in own]
+        except TransientStorageError as error:
+            raise TransientStorageError(f"{while_compared}: {error.uri}", error.reason) from error
+        except WorkersError as error:
+            raise DataRefused(f"{while_compared}: {error}") from error
+        if shared:
+            services = f"{source.endpoint or 'AWS'} and {other.endpoint or 'AWS'}"
+            same = f" ({services} may be one)" if source.endpoint != other.endpoint else ""
+            raise DataRefused(
+                f"{shared[0]} is in the source {other.path} too{same}, and would be trained on: "
+                "move it elsewhere, or name the files of that source by a glob without it"
+            )
 
 
-def _identity(name: str) -> str:
-    """Equal for two names of one file."""
-    return name if name.startswith(SCHEME) else os.path.realpath(name)
+def _identity(name: str) -> str | tuple[int, int]:
+    """Equal for two names of one file, links included. Raises DataRefused, and
+    TransientStorageError."""
+    if name.startswith(SCHEME):
+        return name
+    status = _status_of(Path(name))
+    return status.st_dev, status.st_ino
 
 
 def split_uri(uri: str) -> tuple[str, str]:

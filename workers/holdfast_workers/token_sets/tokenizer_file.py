@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,12 @@ _BATCH_BYTES = 1 << 20
 """Text that is encoded at once; the encoding takes 100 to 200 times as much memory."""
 _BYTES_END = 0
 _ROLES: tuple[SpecialRole, ...] = ("bos", "eos", "pad", "unk")
+_MOST_TOKEN = 4096
+"""Characters of a special token, as of a `Reference`."""
 _RARE = "ö世✓🙂"
-_SPACES = "\n\t "
-_REPLACEMENT = "\ufffd"
-"""What a decoder writes for bytes that are no character."""
+_MOST_NAMED = 4
+_BYTES_IN_USE = [byte for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
+"""Those that UTF-8 has."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
     end = data.document_end
     if end is None:
         end = _end_in_config(path.with_name(CONFIG))
+    if not _is_storable(end):
+        raise DataRefused(
+            f"{path}: the token {end[:40]!r} that ends documents has a control character or over "
+            f"{_MOST_TOKEN:,} characters: set data.document_end to another token"
+        )
     if end not in vocabulary:
         raise DataRefused(
             f"{path} has no token {end!r} to end documents: set data.document_end to one of its "
@@ -96,7 +102,7 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
     special = {
         role: SpecialTokenSpec(id=vocabulary[token], token=token)
         for role, token in named.items()
-        if token in vocabulary
+        if token in vocabulary and _is_storable(token)
     }
     return TokenizerFile(facts, content, special)
 
@@ -233,33 +239,63 @@ def _broken_tokenizer(what: str) -> Iterator[None]:
 
 
 def _refuse_silent_loss(path: Path, tokenizer: Any) -> None:
-    """Without an unknown token and bytes for all text, the library leaves text out silently: a
-    whole character, or some of its bytes."""
-    for sign in (*_RARE, *_signs_of_bytes(), *(f"a{space}b" for space in _SPACES)):
-        with _broken_tokenizer(f"{path}: it cannot encode and decode {sign!r}"):
+    """Raises DataRefused for a tokenizer that has no ids for some text, and says nothing."""
+    if lack := _lack(json.loads(tokenizer.to_str())):
+        raise DataRefused(
+            f"{path} has no unknown token, and {lack}: it would leave text out silently: give it "
+            "unk_token, or the tokens of all bytes: <0x00> to <0xFF> with byte_fallback, or those "
+            "of ByteLevel (initial_alphabet=pre_tokenizers.ByteLevel.alphabet())"
+        )
+    for sign in _RARE:
+        with _broken_tokenizer(f"{path}: it cannot encode {sign!r}"):
             ids = tokenizer.encode(sign, add_special_tokens=False).ids
-            text = tokenizer.decode(ids, skip_special_tokens=False)
-        if not ids or _REPLACEMENT in text or (len(sign) > 1 and text == "ab"):
+        if not ids:
             raise DataRefused(
-                f"{path} has no tokens for all of {sign!r}: it would leave such text out silently: "
-                "give it an unknown token, or train it with byte_fallback, or with all bytes "
-                "(initial_alphabet=pre_tokenizers.ByteLevel.alphabet())"
+                f"{path} makes no token of {sign!r}: its normalizer or pre_tokenizer would leave "
+                "such text out silently: remove the rule that does so"
             )
 
 
-@cache
-def _signs_of_bytes() -> tuple[str, ...]:
-    """Characters that together have each byte of UTF-8 that letters, numbers and signs have, of
-    which no tokenizer's normalizer makes others or none."""
-    left, found = set(range(256)), []
-    for code in range(0x21, 0x30000):
-        sign = chr(code)
-        if unicodedata.category(sign)[0] not in "LNPS":
-            continue
-        if left & set(sign.encode()) and unicodedata.normalize("NFKC", sign) == sign:
-            left -= set(sign.encode())
-            found.append(sign)
-    return tuple(found)
+def _lack(parts: Mapping[str, Any]) -> str:
+    """Which tokens are missing, so that text is left out silently; "": none. `parts`: of the file.
+
+    Only the model BPE does so, unless it has an unknown token, or tokens for the bytes of all
+    characters. The other models have an unknown token, or raise.
+    """
+    model = parts["model"]
+    if model["type"] != "BPE" or model["unk_token"] is not None:
+        return ""
+    needed = []
+    if model["byte_fallback"]:
+        needed.append({f"<0x{byte:02X}>": byte for byte in _BYTES_IN_USE})
+    if '"type": "ByteLevel"' in json.dumps([parts["normalizer"], parts["pre_tokenizer"]]):
+        needed.append(_byte_level_tokens(model))
+    if not needed:
+        return "none for single bytes, by byte_fallback or ByteLevel"
+    found = model["vocab"]
+    missing = min(
+        (
+            [f"{token!r} (byte 0x{way[token]:02X})" for token in way if token not in found]
+            for way in needed
+        ),
+        key=len,
+    )
+    if len(missing) > _MOST_NAMED:
+        return f"lacks {len(missing)} tokens of bytes, such as {', '.join(missing[:_MOST_NAMED])}"
+    return f"lacks {' and '.join(missing)}" if missing else ""
+
+
+def _byte_level_tokens(model: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens of single bytes that a model after ByteLevel needs: within a word, and at its
+    beginning and end, which may be marked."""
+    alphabet = set(library("tokenizers").pre_tokenizers.ByteLevel.alphabet())
+    others = iter(range(256, 512))
+    signs = {byte: chr(byte) if chr(byte) in alphabet else chr(next(others)) for byte in range(256)}
+    before, after = model["continuing_subword_prefix"] or "", model["end_of_word_suffix"] or ""
+    return {
+        begin + signs[byte] + end: byte
+        for begin, byte, end in product(("", before), _BYTES_IN_USE, ("", after))
+    }
 
 
 def _end_in_config(path: Path) -> str:
@@ -307,3 +343,9 @@ def _named(config: dict[str, Any], role: SpecialRole) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) and token else None
+
+
+def _is_storable(token: str) -> bool:
+    """Whether a spec can have the token, and a line of text can show it."""
+    controls = any(sign < " " or "\x7f" <= sign <= "\x9f" for sign in token)
+    return len(token) <= _MOST_TOKEN and not controls
