@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.data.preparation import END, SAMPLE
+from tests.support.data.preparation import END, SAMPLE, Preparation, as_lines
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
-from holdfast_workers.spec.train import DataSpec, SpecialTokenSpec
+from holdfast_workers.spec.train import DataSpec, SourceSpec, SpecialTokenSpec
 from holdfast_workers.token_sets.refusals import DataRefused
 from holdfast_workers.token_sets.tokenizer_file import Encoder, TokenizerFile, read_tokenizer
 
@@ -145,8 +145,7 @@ def test_a_tokenizer_that_leaves_text_out_silently_is_refused(tmp_path: Path, re
         return
     with pytest.raises(
         DataRefused,
-        match=r"has no unknown token, and none for single bytes, .* give it unk_token, or the "
-        "tokens of all bytes",
+        match=r"has neither an unknown token nor tokens for single bytes: .* give it an unk_token",
     ):
         read_tokenizer(data)
 
@@ -344,39 +343,61 @@ def test_a_tokenizer_that_has_ids_for_all_text_is_accepted(
     for text in ("ö\r\x00\x1b", "\U000e0067", "\U00046131"):
         [ids] = encoder.encode([text])
         assert len(ids)
+        assert not encoder.why_lost(text)
 
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzĠ"
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "text", "lack"),
+    ("tokenizer", "sign", "byte"),
     [
         *(
-            (_bytes_of_level(without=sign, decoder=decoder), chr(code), f"lacks '{sign}' (byte ")
+            (_bytes_of_level(without=token, decoder=decoder), chr(code), byte)
             for decoder in (True, False)
-            for sign, code in (
-                *(("Ġ", 0x20), ("Ċ", 0xA), ("č", 0xD), ("ě", 0x1B), ("7", 0x37), ("q", 0x71)),
-                *(("ħ", 0xC5), ("Ã", 0xC3), ("ñ", 0x46131), ("ó", 0xE0067), ("ô", 0x100000)),
+            for token, code, byte in (
+                *(("Ġ", 0x20, 0x20), ("Ċ", 0xA, 0xA), ("č", 0xD, 0xD), ("ě", 0x1B, 0x1B)),
+                *(("7", 0x37, 0x37), ("q", 0x71, 0x71), ("ħ", 0xC5, 0x85), ("Ã", 0xC3, 0xC3)),
+                *(("ñ", 0x46131, 0xF1), ("ó", 0xE0067, 0xF3), ("ô", 0x100000, 0xF4)),
             )
         ),
-        (_bytes_of_level(without="čó"), "\r", "lacks 'č' (byte 0x0D) and 'ó' (byte 0xF3): it"),
-        (_bytes_of_level(only=ALPHABET), "ö世", "lacks 216 tokens of bytes, such as 'Ā' (byte 0x"),
-        (_bytes_of_level(without="č", normalizes=True), "\r", "lacks 'č' (byte 0x0D): it"),
-        (_bytes_of_fallback(without=0xC3), "ö", "lacks '<0xC3>' (byte 0xC3): it would"),
-        (_characters(), "ö世", "none for single bytes, by byte_fallback or ByteLevel: it would"),
+        (_bytes_of_level(without="čó"), "\r", 0x0D),
+        (_bytes_of_level(only=ALPHABET), "世", 0xE4),
+        (_bytes_of_level(without="č", normalizes=True), "\r", 0x0D),
+        (_bytes_of_fallback(without=0xC3), "ö", 0xC3),
     ],
 )
-def test_a_tokenizer_that_leaves_out_as_much_as_a_byte_is_refused(
-    tmp_path: Path, tokenizer: Tokenizer, text: str, lack: str
+def test_a_text_of_which_a_byte_would_be_left_out_is_named(
+    tmp_path: Path, tokenizer: Tokenizer, sign: str, byte: int
 ) -> None:
-    tokens = tokenizer.encode(f"a{text}a").tokens
+    tokens = tokenizer.encode(f"a{sign}a").tokens
     assert tokens.count("<unk>") == 0
-    assert len(tokens) < len(f"a{text}a".encode()) + 1, "it leaves nothing out"
-    with pytest.raises(DataRefused) as refused:
+    assert len(tokens) < len(f"a{sign}a".encode()) + 1, "it leaves nothing out"
+    encoder = Encoder(read_tokenizer(_saved(tokenizer, tmp_path)))
+    why = f"the tokenizer has no token for the byte 0x{byte:02X} of {sign!r}: give it an unk_token"
+    assert encoder.why_lost(f"a{sign}a").startswith(why)
+    assert not encoder.why_lost("aa")
+
+
+def test_a_tokenizer_without_tokens_for_bytes_is_refused(tmp_path: Path) -> None:
+    tokenizer = _characters()
+    assert len(tokenizer.encode("aö世a").tokens) == 3
+    with pytest.raises(DataRefused, match="has neither an unknown token nor tokens for single"):
         read_tokenizer(_saved(tokenizer, tmp_path))
-    assert f"has no unknown token, and {lack}" in str(refused.value)
-    assert "give it unk_token, or the tokens of all bytes" in str(refused.value)
+
+
+def test_documents_with_a_byte_that_has_no_token_are_bad_records(tmp_path: Path) -> None:
+    """Published tokenizers lack some that are rare."""
+    data = _saved(_bytes_of_level(without="ċ"), tmp_path)
+    (tmp_path / "a.jsonl").write_bytes(as_lines(["a", "b\x0b", "c"]))
+    source = SourceSpec(path=str(tmp_path / "a.jsonl"))
+    data = data.model_copy(update={"bad_records": 0.5})
+    preparation = Preparation(tmp_path / "scratch", source, data)
+    made = preparation.run()
+    assert [document.strip() for document in preparation.documents(made)] == ["a", "c"]
+    (bad,) = made.bad
+    assert bad.row == 2
+    assert bad.why.startswith("the tokenizer has no token for the byte 0x0B of '\\x0b'")
 
 
 def test_a_byte_that_ends_a_word_needs_a_token_of_its_own(tmp_path: Path) -> None:
@@ -384,8 +405,7 @@ def test_a_byte_that_ends_a_word_needs_a_token_of_its_own(tmp_path: Path) -> Non
     changed = json.loads(tokenizer.to_str())
     changed["model"]["end_of_word_suffix"] = "</w>"
     data = _saved(Tokenizer.from_str(json.dumps(changed)), tmp_path)
-    with pytest.raises(DataRefused, match=r"lacks 243 tokens of bytes, such as 'Ā</w>' \(byte 0x0"):
-        read_tokenizer(data)
+    assert len(read_tokenizer(data).lost_bytes) == 243
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,9 @@ class _PartMaker:
         """Write the documents; yields those without tokens, or with an end inside."""
         texts = [document.text for document in batch.documents]
         for document, ids in zip(batch.documents, self._encoder.encode(texts), strict=True):
-            if not len(ids):
+            if why := self._encoder.why_lost(document.text):
+                yield Unusable(document.row, why)
+            elif not len(ids):
                 yield Unusable(document.row, "the tokenizer makes no token of its text")
             elif not self._nul_ends and bool((ids == self._end).any()):
                 yield Unusable(document.row, self._ended_inside)

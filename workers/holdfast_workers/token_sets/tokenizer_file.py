@@ -45,7 +45,10 @@ _ROLES: tuple[SpecialRole, ...] = ("bos", "eos", "pad", "unk")
 _MOST_TOKEN = 4096
 """Characters of a special token, as of a `Reference`."""
 _RARE = "ö世✓🙂"
-_MOST_NAMED = 4
+_REMEDY = (
+    "give it an unk_token, or tokens for all bytes: <0x00> to <0xFF> with byte_fallback, or those "
+    "of ByteLevel (initial_alphabet=pre_tokenizers.ByteLevel.alphabet())"
+)
 _BYTES_IN_USE = [byte for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
 """Those that UTF-8 has."""
 
@@ -57,6 +60,8 @@ class TokenizerFile:
     """Of the `tokenizer.json`; b"" for `bytes`."""
     special_tokens: dict[SpecialRole, SpecialTokenSpec] = field(default_factory=dict)
     """The end of documents, and those that the configuration beside the file names."""
+    lost_bytes: frozenset[int] = frozenset()
+    """Bytes of UTF-8 that have no token, which the library leaves out of a text silently."""
 
 
 def read_tokenizer(data: DataSpec) -> TokenizerFile:
@@ -90,7 +95,7 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
             f"{path} has no token {end!r} to end documents: set data.document_end to one of its "
             "tokens, such as <|endoftext|> or </s>"
         )
-    _refuse_silent_loss(path, loaded)
+    lost_bytes = _lost_bytes(path, loaded)
     facts = TokenizerFacts(
         name=data.tokenizer,
         digest=shard_digest(content),
@@ -104,7 +109,7 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
         for role, token in named.items()
         if token in vocabulary and _is_storable(token)
     }
-    return TokenizerFile(facts, content, special)
+    return TokenizerFile(facts, content, special, lost_bytes)
 
 
 class Encoder:
@@ -115,6 +120,7 @@ class Encoder:
         """Raises DataRefused; LibraryMissing with another version of the library than that of
         the facts."""
         self._facts = tokenizer.facts
+        self._lost = tokenizer.lost_bytes
         self._tokenizer: Any = None
         if tokenizer.content:
             if (version := _version()) != self._facts.library:
@@ -124,6 +130,13 @@ class Encoder:
                 )
             os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library reads it at each call
             self._tokenizer = _loaded(tokenizer.content, tokenizer.facts.name)
+
+    def why_lost(self, text: str) -> str:
+        """Why a part of the text would be left out silently; "": all of it becomes tokens."""
+        if not self._lost or self._lost.isdisjoint(text.encode()):
+            return ""
+        sign, byte = next((sign, b) for sign in text for b in sign.encode() if b in self._lost)
+        return f"the tokenizer has no token for the byte 0x{byte:02X} of {sign!r}: {_REMEDY}"
 
     def encode(self, texts: Sequence[str]) -> Iterator[Tokens]:
         """The ids of each text in turn, without a document's end. Raises DataRefused."""
@@ -238,15 +251,18 @@ def _broken_tokenizer(what: str) -> Iterator[None]:
         ) from error
 
 
-def _refuse_silent_loss(path: Path, tokenizer: Any) -> None:
-    """Raises DataRefused for a tokenizer that has no ids for some text, and says nothing."""
-    if lack := _lack(json.loads(tokenizer.to_str())):
+def _lost_bytes(path: Path, tokenizer: Any) -> frozenset[int]:
+    """The bytes that the tokenizer leaves out of a text, silently. Raises DataRefused if it has no
+    tokens for bytes at all, and leaves out characters instead."""
+    lost = _bytes_without_token(json.loads(tokenizer.to_str()))
+    if lost is None:
         raise DataRefused(
-            f"{path} has no unknown token, and {lack}: it would leave text out silently: give it "
-            "unk_token, or the tokens of all bytes: <0x00> to <0xFF> with byte_fallback, or those "
-            "of ByteLevel (initial_alphabet=pre_tokenizers.ByteLevel.alphabet())"
+            f"{path} has neither an unknown token nor tokens for single bytes: it would leave text "
+            f"out silently: {_REMEDY}"
         )
     for sign in _RARE:
+        if lost & set(sign.encode()):
+            continue
         with _broken_tokenizer(f"{path}: it cannot encode {sign!r}"):
             ids = tokenizer.encode(sign, add_special_tokens=False).ids
         if not ids:
@@ -254,35 +270,26 @@ def _refuse_silent_loss(path: Path, tokenizer: Any) -> None:
                 f"{path} makes no token of {sign!r}: its normalizer or pre_tokenizer would leave "
                 "such text out silently: remove the rule that does so"
             )
+    return lost
 
 
-def _lack(parts: Mapping[str, Any]) -> str:
-    """Which tokens are missing, so that text is left out silently; "": none. `parts`: of the file.
+def _bytes_without_token(parts: Mapping[str, Any]) -> frozenset[int] | None:
+    """The bytes of UTF-8 that have no token, and are left out of a text silently; None: all bytes
+    of characters without a token. `parts`: of the file.
 
-    Only the model BPE does so, unless it has an unknown token, or tokens for the bytes of all
-    characters. The other models have an unknown token, or raise.
+    Only the model BPE does so, unless it has an unknown token. The other models have one, or raise.
     """
     model = parts["model"]
     if model["type"] != "BPE" or model["unk_token"] is not None:
-        return ""
-    needed = []
+        return frozenset()
+    ways = []
     if model["byte_fallback"]:
-        needed.append({f"<0x{byte:02X}>": byte for byte in _BYTES_IN_USE})
+        ways.append({f"<0x{byte:02X}>": byte for byte in _BYTES_IN_USE})
     if '"type": "ByteLevel"' in json.dumps([parts["normalizer"], parts["pre_tokenizer"]]):
-        needed.append(_byte_level_tokens(model))
-    if not needed:
-        return "none for single bytes, by byte_fallback or ByteLevel"
+        ways.append(_byte_level_tokens(model))
     found = model["vocab"]
-    missing = min(
-        (
-            [f"{token!r} (byte 0x{way[token]:02X})" for token in way if token not in found]
-            for way in needed
-        ),
-        key=len,
-    )
-    if len(missing) > _MOST_NAMED:
-        return f"lacks {len(missing)} tokens of bytes, such as {', '.join(missing[:_MOST_NAMED])}"
-    return f"lacks {' and '.join(missing)}" if missing else ""
+    missing = (frozenset(way[token] for token in way if token not in found) for way in ways)
+    return min(missing, key=len, default=None)
 
 
 def _byte_level_tokens(model: Mapping[str, Any]) -> dict[str, int]:
