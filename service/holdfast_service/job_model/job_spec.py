@@ -377,10 +377,10 @@ def _size_faults(spec: JobSpec) -> list[SpecFault]:
     once its sources are prepared, so that this does not count."""
     data, train = spec.data, spec.train
     validation = data.validation and data.validation.model_copy(update={"prepared": None})
-    update = {"prepared": (), "special_tokens": {}, "validation": validation}
+    data = data.model_copy(update={"prepared": (), "special_tokens": {}, "validation": validation})
     if amount_text(train):
         train = train.model_copy(update={"steps": None})
-    own = spec.model_copy(update={"data": data.model_copy(update=update), "train": train})
+    own = spec.model_copy(update={"data": data, "train": train})
     nbytes = len(own.model_dump_json())
     fault = size_fault(own.model_dump(mode="json"))
     if nbytes > MAX_SPEC_BYTES:

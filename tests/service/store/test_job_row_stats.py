@@ -14,6 +14,7 @@ from holdfast_service.job_model.lifecycle import Phase, State
 from holdfast_service.job_model.supervisor_protocol import Cursors, JobPlan
 from holdfast_service.policy.quarantine import QuarantineRules
 from holdfast_service.readers.fleet_metrics import FleetReader
+from holdfast_service.services.overview import Overview
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_row_stats import HIGH_DATA_WAIT
 from holdfast_service.store.models import JobRecord
@@ -95,15 +96,17 @@ async def test_it_is_the_same_however_many_steps_a_report_brings(
 
 
 async def test_the_steps_of_a_job_that_does_not_train_do_not_count(
-    store: Store, job: TimedJob
+    store: Store, overview: Overview, job: TimedJob
 ) -> None:
-    await job.train(1, 1, 50, waited_s=3.0)
+    slow = await job.train(1, 1, 50, waited_s=3.0)
+    assert "decoded" in (await overview.verdict(slow.id)).doing  # it has no sources
     assert (await FleetReader(store).statistics(5000.0)).data_bound_jobs == 1
     assert (await job.tell(phase=Phase.RECOVERING)).state == State.RECOVERING
     assert (await FleetReader(store).statistics(5000.0)).data_bound_jobs == 0
     again = await job.tell(phase=Phase.RUNNING, attempt=2)
     assert again.state == State.RUNNING
     assert (await FleetReader(store).statistics(5000.0)).data_bound_jobs == 0
+    assert (await overview.verdict(again.id)).headline == "Training"
 
 
 async def test_a_job_that_stands_for_want_of_data_waits_for_it(store: Store, job: TimedJob) -> None:

@@ -125,22 +125,28 @@ def test_a_spec_of_another_version_is_exported_without_what_cannot_be_read(root:
     model = ModelSpec(dim=32, layers=1, heads=2, sequence_length=16)
     saved = save_model(root, 8, TrainingSpec(model=model, data=DATA))
     own, data = {"layout": "mine"}, saved.extra["training"]["data"]
-    for changes in (
+    beside: list[dict[str, Any]] = [
         {"newer": 1},
         {"train": {"older": 1}},
         {"data": {**data, "newer": 1}},
         {"data": {**data, "sources": "x"}},
-    ):
+    ]
+    for changes in beside:
         known = stored(saved, **changes)
         assert metadata_of(plan_export(known).header)["tokenizer_digest"] == DIGEST
         plan_export(known, hugging_face=True)
     set_of_another = {**data, "prepared": [{**data["prepared"][0], "newer": 1}]}
-    for changes, section in (({"model": own}, "model"), ({"data": set_of_another}, "data")):
-        unknown = stored(saved, **changes)
+    for section, content in (("model", own), ("data", set_of_another)):
+        unknown = stored(saved, **{section: content})
         plan_export(unknown)
         with pytest.raises(NotExportable, match=f"cannot read the section {section} of its spec"):
             plan_export(unknown, hugging_face=True)
-    for changes in ({"recipe": "a:b", "model": own}, {"function": "a:b"}, {"data": set_of_another}):
+    without: list[dict[str, Any]] = [
+        {"recipe": "a:b", "model": own},
+        {"function": "a:b"},
+        {"data": set_of_another},
+    ]
+    for changes in without:
         assert "tokenizer" not in metadata_of(plan_export(stored(saved, **changes)).header)
     for training in (None, "x", [1]):
         bare = replace(saved, extra={"training": training})
