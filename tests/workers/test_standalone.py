@@ -14,7 +14,7 @@ import yaml
 from tests.support.data.token_sets import MadeSet, random_shards
 
 from holdfast_workers.spec import DataSpec, ModelSpec, SourceSpec, find_faults
-from holdfast_workers.standalone import load_spec
+from holdfast_workers.standalone import load_spec, main
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib-lm.yaml"
@@ -105,6 +105,18 @@ def test_one_process_runs_any_mesh_and_fewer_steps() -> None:
     spec = load_spec(EXAMPLE, steps=5, world_size=1)
     assert spec.parallel.world_size == 1
     assert (spec.train.steps, spec.train.schedule.warmup_steps) == (5, 5)
+
+
+def test_invalid_fields_are_named_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small_job(tmp_path)
+    job = yaml.safe_load(path.read_text())
+    job["train"] = {"epochs": "many", "seed": -1}
+    path.write_text(yaml.safe_dump(job))
+    assert main([str(path)]) == 2
+    assert [line.split(": ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "train.epochs",
+        "train.seed",
+    ]
 
 
 def test_a_world_of_the_wrong_size_is_refused() -> None:

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -26,6 +26,7 @@ from typing import Any, NoReturn, TextIO
 
 import torch
 import yaml
+from pydantic import ValidationError
 
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.node_cache.cached_file import cache_folder
@@ -33,7 +34,7 @@ from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
-from holdfast_workers.spec import BYTE_VOCABULARY, TrainingSpec, find_faults, with_steps
+from holdfast_workers.spec import BYTE_VOCABULARY, SpecFault, TrainingSpec, find_faults, with_steps
 from holdfast_workers.token_sets.node_fetch import fetch
 from holdfast_workers.training import rank_log
 from holdfast_workers.training.determinism import choose_kernels
@@ -62,12 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the job; the exit code is 0, or 2 if the spec has a fault."""
     options = _options(arguments)
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    spec = load_spec(Path(options.job), steps=options.steps, world_size=world_size)
+    try:
+        spec = load_spec(Path(options.job), steps=options.steps, world_size=world_size)
+    except ValidationError as error:
+        return _refuse(_faults_of_form(error))
     _add_code_to_path(Path(options.job))
     if found := find_faults(spec):
-        for fault in found:
-            print(f"{fault.path}: {fault.message}", file=sys.stderr)
-        return 2
+        return _refuse(found)
     device = _device(options.device)
     choose_kernels(spec.train.deterministic, device)
     cache_dir = options.cache_dir or cache_folder(os.environ)
@@ -75,6 +77,19 @@ def main(arguments: list[str] | None = None) -> int:
     with _fetching(spec, cache_dir) as read:
         _train(spec, options, world, cache_dir, read)
     return 0
+
+
+def _refuse(faults: Iterable[SpecFault]) -> int:
+    for fault in faults:
+        print(f"{fault.path}: {fault.message}", file=sys.stderr)
+    return 2
+
+
+def _faults_of_form(error: ValidationError) -> Iterator[SpecFault]:
+    """The invalid fields. A default that depends on one of them is no fault of its own."""
+    for each in error.errors(include_url=False):
+        if each["type"] != "default_factory_not_called":
+            yield SpecFault(path=".".join(map(str, each["loc"])), message=each["msg"])
 
 
 @dataclass

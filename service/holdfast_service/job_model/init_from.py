@@ -15,7 +15,7 @@ from holdfast_service.job_model.job_reference import JobReference, parse_job_ref
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.model_memory import shapes_of
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart
-from holdfast_workers.spec import DataSpec, TrainingSpec
+from holdfast_workers.spec import DataSpec, TrainingSpec, amount_text
 
 _MAX_LISTED = 3
 
@@ -118,9 +118,11 @@ def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     """The data position can continue only if the same samples come in the same order."""
     found = []
     if spec.train.steps is not None and saved.step >= spec.train.steps:
-        found.append(
-            f"the checkpoint is at step {saved.step}, and train.steps is only {spec.train.steps}"
-        )
+        amount, steps = amount_text(spec.train), spec.train.steps
+        only = f"train.{amount} comes to only {steps} steps"
+        if not amount:
+            only = f"train.steps is only {steps}"
+        found.append(f"the checkpoint is at step {saved.step}, and {only}")
     if saved.training is None:
         return found
     before = TrainingSpec.model_validate(saved.training)

@@ -50,6 +50,7 @@ from holdfast_workers.spec import (
     SpecFault,
     TimeoutsSpec,
     TrainingSpec,
+    amount_text,
     with_steps,
 )
 
@@ -372,9 +373,14 @@ def _env_faults(spec: JobSpec) -> list[SpecFault]:
 
 
 def _size_faults(spec: JobSpec) -> list[SpecFault]:
-    """A resolved spec must be accepted again, as JSON and as YAML; with its token sets, too, which
-    the server adds, so that these do not count."""
-    own = spec.model_copy(update={"data": spec.data.model_copy(update={"prepared": ()})})
+    """A resolved spec must be accepted again, as JSON and as YAML; also with what the server adds
+    once its sources are prepared, so that this does not count."""
+    data, train = spec.data, spec.train
+    validation = data.validation and data.validation.model_copy(update={"prepared": None})
+    data = data.model_copy(update={"prepared": (), "special_tokens": {}, "validation": validation})
+    if amount_text(train):
+        train = train.model_copy(update={"steps": None})
+    own = spec.model_copy(update={"data": data, "train": train})
     nbytes = len(own.model_dump_json())
     fault = size_fault(own.model_dump(mode="json"))
     if nbytes > MAX_SPEC_BYTES:

@@ -28,6 +28,10 @@ SUPERVISOR_START = "its supervisor to start"
 """The reason of that wait before an attempt can begin."""
 
 
+DATA_WAIT = "data"
+"""The resource that a job waits for while its sources are prepared, or ranks have no samples."""
+
+
 class State(StrEnum):
     """The observed state of a job."""
 

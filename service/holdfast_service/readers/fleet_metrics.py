@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, case, func, select
+from sqlalchemy import and_, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import ColumnElement
 
 from holdfast_service.job_model.events.codec import read_incident
-from holdfast_service.job_model.lifecycle import ON_CLUSTER, TERMINAL, State
+from holdfast_service.job_model.lifecycle import DATA_WAIT, ON_CLUSTER, TERMINAL, State
 from holdfast_service.policy.quarantine import NodeStanding, standing_at
 from holdfast_service.store.engine import Store
 from holdfast_service.store.job_row_stats import HIGH_DATA_WAIT
@@ -69,7 +69,7 @@ class FleetStatistics:
     """Number of ended jobs that are not released from the cluster."""
     unsent_webhooks: int = 0
     data_bound_jobs: int = 0
-    """Number of running jobs whose steps wait for data for long."""
+    """Number of running jobs whose steps wait for data for long, or that stand for want of it."""
 
     @property
     def goodput(self) -> float | None:
@@ -192,7 +192,14 @@ _UNRELEASED = select(func.count()).where(
 )
 _UNSENT = select(func.count()).select_from(Outbox)
 _DATA_BOUND = select(func.count()).where(
-    JobRecord.state == State.RUNNING, JobRecord.data_wait >= HIGH_DATA_WAIT
+    JobRecord.state == State.RUNNING,
+    or_(
+        and_(
+            JobRecord.data_wait >= HIGH_DATA_WAIT,
+            JobRecord.cursor_attempt == JobRecord.attempt,
+        ),
+        JobRecord.waiting["resource"].as_string() == DATA_WAIT,
+    ),
 )
 
 

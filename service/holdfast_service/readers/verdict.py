@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast_service.job_model.events.incidents import IncidentRecord
-from holdfast_service.job_model.lifecycle import Desired, State
+from holdfast_service.job_model.lifecycle import DATA_WAIT, Desired, State
 from holdfast_service.job_model.program_levels import ProgramLevel
 from holdfast_service.store.job_row_stats import HIGH_DATA_WAIT
 from holdfast_service.store.json_safe import number
@@ -58,6 +58,8 @@ class JobStanding:
     """The share of the last steps in which a rank waited for data."""
     fetch_wait: float = 0.0
     """The share of the last steps in which a rank waited for a shard that its node had not yet."""
+    reads_shards: bool = True
+    """Whether it reads token sets, or else images, bytes or what its own code reads."""
     faults: tuple[FaultCost, ...] = ()
     """Of a job that has ended: what each of its faults cost."""
     saved_step: int | None = None
@@ -118,7 +120,7 @@ def _headline_and_activity(job: JobStanding) -> tuple[str, str]:  # noqa: PLR091
             return "Waiting in the queue", f"The job has been queued for {since}{why}."
         case State.STARTING:
             return "Starting", starts or _with_wait(job, "The job starts on the cluster.")
-        case State.RUNNING if job.slow_ranks:
+        case State.RUNNING if job.slow_ranks and not _lacks_data(job):
             slow = ", ".join(map(str, job.slow_ranks[:5]))
             rank = "Rank" if len(job.slow_ranks) == 1 else "Ranks"
             verb = "computes" if len(job.slow_ranks) == 1 else "compute"
@@ -179,8 +181,12 @@ def _saves(job: JobStanding, at: str) -> str:
 def _running(job: JobStanding, place: str) -> tuple[str, str]:
     if _start(job):
         return "Starting", _start(job)
+    slowed = "Training, slowed by its data"
+    if job.waiting is not None and _lacks_data(job):
+        lasted = duration(max(0.0, job.now - job.waiting.since))
+        return slowed, f"The job stands after {place}: {job.waiting.reason}, for {lasted} so far."
     if job.data_wait >= HIGH_DATA_WAIT:
-        return "Training, slowed by its data", f"Training at {place}. {_data_wait(job)}"
+        return slowed, f"Training at {place}. {_data_wait(job)}"
     if job.has_step or not _is_program(job):
         return "Training", _with_wait(job, f"Training at {place}.")
     if not job.reads_steps:
@@ -188,9 +194,19 @@ def _running(job: JobStanding, place: str) -> tuple[str, str]:
     return "Running", _with_wait(job, "The program runs; it has reported no step yet.")
 
 
+def _lacks_data(job: JobStanding) -> bool:
+    """Whether it stands in a step because a rank has no data."""
+    return job.waiting is not None and job.waiting.resource == DATA_WAIT
+
+
 def _data_wait(job: JobStanding) -> str:
     """How long the steps wait for data, why, and what helps."""
     share = f"{job.data_wait:.0%} of the time of the last steps was a wait for data"
+    if not job.reads_shards:
+        return (
+            f"{share}: it is read, or decoded, more slowly than the steps use it. What helps: "
+            "fewer ranks or more processors on a node."
+        )
     fetching = job.fetch_wait / job.data_wait
     fetch = "a store with more bandwidth, or a larger HOLDFAST_CACHE_LIMIT_GB"
     reading = "fewer ranks or more processors on a node, or a faster disk for its cache"

@@ -20,7 +20,7 @@ from holdfast_service.job_model.data_preparation import (
 )
 from holdfast_service.job_model.events.progress import DataPreparedEvent
 from holdfast_service.job_model.job_spec import JobSpec, prepared_faults, with_data
-from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.lifecycle import DATA_WAIT, State
 from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.remote_tier.location import source_requests
 from holdfast_service.services.init_sources import InitSources
@@ -30,7 +30,6 @@ from holdfast_service.store.transaction import JobTransaction
 
 LOOK_S = 1.0
 """Time between two looks at a preparation."""
-WAITS_FOR = "data"
 _MOST_NAMED = 20
 
 Transaction = Callable[[], AbstractAsyncContextManager[JobTransaction]]
@@ -76,7 +75,7 @@ class TokenPreparation:
             elif known is not None:
                 self._keep(tx, known, progress)
             else:
-                tx.wait_for(WAITS_FOR, wait_text(progress))
+                tx.wait_for(DATA_WAIT, wait_text(progress))
                 return LOOK_S
         return 0.0
 
@@ -93,13 +92,13 @@ class TokenPreparation:
 
     def _keep(self, tx: JobTransaction, spec: JobSpec, progress: Sequence[SourceProgress]) -> None:
         waits = tx.job.waiting
-        since = waits["since"] if waits and waits["resource"] == WAITS_FOR else tx.now
+        since = waits["since"] if waits and waits["resource"] == DATA_WAIT else tx.now
         bad = [each.path + ": " + text for each in progress for text in each.bad]
         trained = progress[: len(spec.data.sources)]
         apart = progress[len(trained) :]
         tx.job.spec = {**tx.job.spec, **spec.model_dump(mode="json", include={"data", "train"})}
         tx.job.steps = spec.train.last_step
-        tx.clear_wait(WAITS_FOR)
+        tx.clear_wait(DATA_WAIT)
         tx.emit(
             DataPreparedEvent(
                 sources=len(trained),

@@ -315,8 +315,10 @@ async def _standing(
             closed_at=newest.closed_at,
         ),
         slow_ranks=tuple(sorted(int(rank) for rank in job.slow)) if state.on_cluster else (),
-        data_wait=job.data_wait,
+        # Of an earlier attempt, before a pause or a fault, they are over.
+        data_wait=job.data_wait if job.cursor_attempt == job.attempt else 0.0,
         fetch_wait=job.fetch_wait,
+        reads_shards=bool((job.spec.get("data") or {}).get("sources")),
         faults=tuple(_faults(ended, account)),
         saved_step=saved.step if saved else None,
         saved_uri=saved.uri if saved else None,

@@ -25,7 +25,13 @@ from holdfast_service.job_model.events.progress import (
     EventUnreadableEvent,
     RowsLostEvent,
 )
-from holdfast_service.job_model.lifecycle import START_WAIT, Phase, State, state_after_report
+from holdfast_service.job_model.lifecycle import (
+    DATA_WAIT,
+    START_WAIT,
+    Phase,
+    State,
+    state_after_report,
+)
 from holdfast_service.job_model.supervisor_protocol import (
     Cursors,
     SupervisorEvent,
@@ -40,10 +46,13 @@ from holdfast_service.store.event_rows import apply_event, raise_last_step
 from holdfast_service.store.json_safe import number, text
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
+from holdfast_service.wording import plural
 from holdfast_workers.protocol.codec import UnreadableDocument
-from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.protocol.messages import DATA_PHASE, StepRow
 
 _REPORT_PERIOD_S = 5.0
+_LATE_S = 10.0
+"""A rank that has waited for data for longer is named: no step's row tells of its wait yet."""
 MAX_OWN_METRICS = 256
 """Maximum number of metric names kept per job; a function may report fewer in each attempt."""
 _WAITS_ENDED_BY_A_REPORT = ("supervisor", "cluster", "reconciler")  # waits that any report ends
@@ -86,7 +95,7 @@ def has_changes(job: JobRecord, report: SupervisorReport, now: float) -> bool:
         or report.step not in (None, job.step)
         or (report.build or None) != job.build
         or (job.waiting and job.waiting["resource"] in _WAITS_ENDED_BY_A_REPORT)
-        or _start_wait(job, report) != job.waiting
+        or _wait(job, report, now) != job.waiting
         or state_after_report(State(job.state), report.phase)
         or report.phase is Phase.ENDED
         or now - (job.told_at or 0.0) > _REPORT_PERIOD_S
@@ -127,7 +136,7 @@ async def store_report(
         job.step = _newest_step(job, report)
         job.attempt = max(job.attempt, report.attempt)
         tx.enter(report.phase)
-        job.waiting = _start_wait(job, report)
+        job.waiting = _wait(job, report, tx.now)
     if job.step is not None and job.step < job.cursor_step:
         job.loss = None  # it is of a step that was to be computed again
     await job_row_stats.update_stats(tx, fresh, known_attempt)
@@ -146,13 +155,25 @@ def _newest_step(job: JobRecord, report: SupervisorReport) -> int | None:
     return max(step or 0, job.cursor_step) if has_rows else step
 
 
-def _start_wait(job: JobRecord, report: SupervisorReport) -> dict[str, Any] | None:
-    """What the job waits for, by a report: for its attempt to start, or for what it had stored."""
+def _wait(job: JobRecord, report: SupervisorReport, now: float) -> dict[str, Any] | None:
+    """What the job waits for, by a report: for its attempt to start, for data, or for what it had
+    stored."""
     if (start := report.start) is not None:
         times = {"since": start.since, "until": start.until}
         return {"resource": START_WAIT, "reason": text(start.what), **times}
-    has_started = job.waiting is not None and job.waiting["resource"] == START_WAIT
-    return None if has_started else job.waiting
+    before = job.waiting
+    late = [beat for beat in report.beats if beat.phase == DATA_PHASE and beat.age_s > _LATE_S]
+    if late and report.phase is Phase.RUNNING:
+        ranks = sorted(beat.rank for beat in late)
+        reason = f"rank {ranks[0]} waits for data"
+        if more := len(ranks) - 1:
+            reason = f"rank {ranks[0]} and {plural(more, 'other rank')} wait for data"
+        if before is not None and (before["resource"], before["reason"]) == (DATA_WAIT, reason):
+            return before
+        since = now - max(beat.age_s for beat in late)
+        return {"resource": DATA_WAIT, "reason": reason, "since": since, "until": None}
+    is_over = before is not None and before["resource"] in (START_WAIT, DATA_WAIT)
+    return None if is_over else before
 
 
 async def _store_rows(tx: JobTransaction, report: SupervisorReport) -> list[StepRow]:

@@ -157,7 +157,9 @@ class SourceReadView(View):
     epochs: float | None = Field(
         default=None,
         description="how often it was read, by the position of the newest step; without weights, "
-        "how often all sources were; null: not prepared",
+        "how often all sources were. With weights, in a job that goes on from another's "
+        "checkpoint, about: which windows that one's guards skipped is not known. null: not "
+        "prepared",
     )
 
 

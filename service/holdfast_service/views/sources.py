@@ -50,7 +50,9 @@ def data_read(
 
 def epochs_read(spec: TrainingSpec, step: int, ledger: Ledger) -> tuple[float, ...]:
     """How often the steps up to `step` have read each source of a spec with token sets. Exact but
-    for a token set whose samples were counted for another `sequence_length`."""
+    for a token set whose samples were counted for another `sequence_length`; and with weights, but
+    for some samples per window that another job skipped before the checkpoint of `init_from`: the
+    windows are in the state only, and in their place as many others were read."""
     length = spec.model.sequence_length
     sizes = [
         each.samples

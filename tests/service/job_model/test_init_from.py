@@ -16,7 +16,7 @@ from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.model_memory import shapes_of
 from holdfast_workers.models.llama_parameters import parameter_shapes
 from holdfast_workers.protocol.messages import InitPart
-from holdfast_workers.spec import ModelSpec
+from holdfast_workers.spec import ModelSpec, with_steps
 
 
 def _spec(**changes: Any) -> JobSpec:
@@ -90,6 +90,18 @@ def test_loading_everything_needs_the_same_samples_and_remaining_steps() -> None
     assert faults[0] == "the checkpoint is at step 6, and train.steps is only 6"
     assert [fault.split(" is ")[0] for fault in faults[1:]] == ["train.seed", "train.schedule"]
     assert mismatches(here, _saved(there), InitPart.MODEL) == []
+
+
+def test_a_length_that_is_reached_is_named_as_it_was_written() -> None:
+    data = {"sources": [{"path": "/data/a"}]}
+    for train, data_, said in (
+        ({"tokens": 20_000}, {}, "train.tokens 20,000 comes to only 5 steps"),
+        ({"epochs": 2, "steps": 5}, data, "train.epochs 2 comes to only 5 steps"),
+    ):
+        here = _spec(train=train, data=data_)
+        here = here.model_copy(update={"train": with_steps(here)})
+        faults = mismatches(here, _saved(here), InitPart.EVERYTHING)
+        assert faults == [f"the checkpoint is at step 6, and {said}"]
 
 
 SOURCES = [{"path": "/data/a.parquet"}, {"path": "s3://lab/b.jsonl", "text": "content"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -11,8 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_service.errors import InvalidSpec
+from holdfast_service.job_model.data_preparation import (
+    PreparePhase,
+    SourceProgress,
+    with_token_sets,
+)
 from holdfast_service.job_model.job_spec import JobSpec, parse, prepared_faults, with_data
-from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec, TrainingSpec, TrainSpec
+from holdfast_workers.spec import (
+    DataSpec,
+    PreparedSpec,
+    SourceSpec,
+    SpecialTokenSpec,
+    TrainingSpec,
+    TrainSpec,
+)
+from holdfast_workers.spec.train import MOST_SOURCES
 
 WEB = SourceSpec(path="s3://lab/web/*.parquet")
 DATA = DataSpec(sources=(WEB,))
@@ -222,3 +236,41 @@ def test_a_schedule_of_meshes_is_compared_with_epochs_once_they_are_known() -> N
 def test_the_training_part_keeps_amount_and_steps() -> None:
     spec = parse(job({"tokens": 1e6}), None)
     assert TrainingSpec.model_validate_json(spec.training().model_dump_json()) == spec.training()
+
+
+def test_what_the_server_adds_does_not_count_for_the_limit_of_a_specs_size() -> None:
+    """The largest spec that is accepted is accepted again once its sources are prepared."""
+
+    def document(length: int) -> dict[str, Any]:
+        env = {f"V{at}": "x" * 4000 for at in range(7)}
+        paths = [f"/{'p' * (length // MOST_SOURCES)}{at:03d}" for at in range(MOST_SOURCES)]
+        data = {"sources": [{"path": path} for path in paths], "validation": {"path": "/b"}}
+        return job({"epochs": 2}, data=data, env=env)
+
+    def is_accepted(length: int) -> bool:
+        try:
+            return parse(document(length), None) is not None
+        except InvalidSpec as refused:
+            assert "keep large settings in a file" in str(refused.faults)
+            return False
+
+    steps = range(0, 60_000, MOST_SOURCES)
+    largest = steps[bisect_left(steps, True, key=lambda length: not is_accepted(length)) - 1]
+    assert is_accepted(largest) and not is_accepted(largest + MOST_SOURCES)
+    spec = parse(document(largest), None)
+    assert spec.data.validation is not None and spec.data.validation.source is not None
+    sources = (*spec.data.sources, spec.data.validation.source)
+    made = [
+        prepared(10**9).model_copy(update={"digest": f"{at:032x}", "origin": origin})
+        for at, origin in enumerate(map(spec.data.origin_of, sources))
+    ]
+    special = {"eos": SpecialTokenSpec(id=5, token="<" + "e" * 200 + ">")}
+    progress = [
+        SourceProgress("", PreparePhase.READY, prepared=each, special_tokens=special)
+        for each in made
+    ]
+    data = with_token_sets(spec.data, progress)
+    assert data is not None
+    known = with_data(spec, data)
+    assert known.train.steps is not None and known.data.validation != spec.data.validation
+    assert parse(known.model_dump(mode="json"), None) == known

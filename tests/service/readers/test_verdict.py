@@ -74,9 +74,23 @@ def test_a_job_that_waits_for_data_is_told_what_helps(
     else:
         assert result.headline == "Training, slowed by its data"
         assert re.match(f"Training at step 400 of 1,000. {told}", result.doing)
+    if data_wait >= 0.1:
+        images = verdict(replace(RUNNING, data_wait=data_wait, reads_shards=False))
+        assert "decoded" in images.doing and "processors" in images.doing
+        assert not any(word in images.doing for word in ("shards", "cache", "store"))
     starts = WaitingView(resource="start", reason="ranks join", since=9_000.0, until=None)
     waits = replace(RUNNING, data_wait=0.5, state=State.RECOVERING, waiting=starts)
     assert "data" not in verdict(waits).headline
+
+
+@pytest.mark.parametrize("slow_ranks", [(), (2,)])
+def test_a_job_that_stands_for_want_of_data_names_the_rank(slow_ranks: tuple[int, ...]) -> None:
+    data = WaitingView(resource="data", reason="rank 3 waits for data", since=9_955.0, until=None)
+    result = verdict(replace(RUNNING, waiting=data, slow_ranks=slow_ranks))
+    assert result.headline == "Training, slowed by its data"
+    assert result.doing == (
+        "The job stands after step 400 of 1,000: rank 3 waits for data, for 45 s so far."
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tests.support.checkpoint.model_checkpoint import save_model
 from tests.support.checkpoint.saved_worlds import global_state, save_world
 
 from holdfast_workers.checkpoint.export import NotExportable, plan_export, write_export
-from holdfast_workers.checkpoint.manifest import BadCheckpoint
+from holdfast_workers.checkpoint.manifest import BadCheckpoint, Manifest
 from holdfast_workers.checkpoint.storage import Storage, write_small
 from holdfast_workers.models.llama_parameters import hugging_face_name, parameter_shapes
 from holdfast_workers.spec import (
@@ -112,6 +114,45 @@ def test_an_export_names_the_tokenizer_that_belongs_to_it(root: Storage) -> None
     assert (metadata["tokenizer"], metadata["vocabulary"]) == ("bytes", "256")
     own = save_model(root, 10, TrainingSpec(model=model, recipe="a:b"))
     assert "tokenizer" not in metadata_of(plan_export(own).header)
+
+
+def stored(manifest: Manifest, **changes: Any) -> Manifest:
+    training = {**manifest.extra["training"], **changes}
+    return replace(manifest, extra={**manifest.extra, "training": training})
+
+
+def test_a_spec_of_another_version_is_exported_without_what_cannot_be_read(root: Storage) -> None:
+    model = ModelSpec(dim=32, layers=1, heads=2, sequence_length=16)
+    saved = save_model(root, 8, TrainingSpec(model=model, data=DATA))
+    own, data = {"layout": "mine"}, saved.extra["training"]["data"]
+    beside: list[dict[str, Any]] = [
+        {"newer": 1},
+        {"train": {"older": 1}},
+        {"data": {**data, "newer": 1}},
+        {"data": {**data, "sources": "x"}},
+    ]
+    for changes in beside:
+        known = stored(saved, **changes)
+        assert metadata_of(plan_export(known).header)["tokenizer_digest"] == DIGEST
+        plan_export(known, hugging_face=True)
+    set_of_another = {**data, "prepared": [{**data["prepared"][0], "newer": 1}]}
+    for section, content in (("model", own), ("data", set_of_another)):
+        unknown = stored(saved, **{section: content})
+        plan_export(unknown)
+        with pytest.raises(NotExportable, match=f"cannot read the section {section} of its spec"):
+            plan_export(unknown, hugging_face=True)
+    without: list[dict[str, Any]] = [
+        {"recipe": "a:b", "model": own},
+        {"function": "a:b"},
+        {"data": set_of_another},
+    ]
+    for changes in without:
+        assert "tokenizer" not in metadata_of(plan_export(stored(saved, **changes)).header)
+    for training in (None, "x", [1]):
+        bare = replace(saved, extra={"training": training})
+        assert "tokenizer" not in metadata_of(plan_export(bare).header)
+        with pytest.raises(NotExportable, match="only for the recipe pretrain"):
+            plan_export(bare, hugging_face=True)
 
 
 def metadata_of(header: bytes) -> dict[str, str]:

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
+from pydantic import ValidationError
+
 from holdfast_workers.checkpoint.load import load_state
 from holdfast_workers.checkpoint.manifest import (
     MANIFEST,
@@ -29,7 +31,7 @@ from holdfast_workers.checkpoint.manifest import (
 from holdfast_workers.checkpoint.manifest_checks import check_bytes, check_sizes, check_tiling
 from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
-from holdfast_workers.spec import BUILT_IN_RECIPES, DataSpec, ModelSpec, TrainingSpec
+from holdfast_workers.spec import BUILT_IN_RECIPES, DataSpec, ModelSpec
 from holdfast_workers.state.layout import (
     MODEL_PREFIX,
     StateLayout,
@@ -50,6 +52,8 @@ _DTYPES = {
     "bool": ("BOOL", 1),
 }
 """The format's name and the bytes of an element for each name of a torch dtype."""
+_BROUGHT = ("function", "script", "command", "ray_train")
+"""Fields of a stored spec of which one is set if its model is a user's."""
 _ALIGNMENT = 8
 _ALLOCATED_AT_ONCE = 64 << 20
 
@@ -197,11 +201,16 @@ def _element(tensor: SavedTensor) -> tuple[str, int]:
 
 
 def _tokenizer_metadata(manifest: Manifest) -> dict[str, str]:
-    """What a program needs to find the tokenizer of a language model of the recipe `pretrain`."""
-    spec = TrainingSpec.model_validate(manifest.extra.get("training") or {"recipe": ""})
-    if spec.recipe not in BUILT_IN_RECIPES or spec.has_own_model or spec.model.family != "llama":
+    """What a program needs to find the tokenizer of a language model of the recipe `pretrain`; {}
+    if this version cannot read the stored spec."""
+    training = _training(manifest)
+    brings_code = any(training.get(name) for name in _BROUGHT)
+    is_text = _section(training, "model").get("family", "llama") == "llama"
+    if training.get("recipe") not in BUILT_IN_RECIPES or brings_code or not is_text:
         return {}
-    data = spec.data
+    data = _data(training)
+    if data is None:
+        return {}
     found = {"tokenizer": data.tokenizer, "tokenizer_digest": "", "vocabulary": ""}
     if data.vocabulary is not None:
         found["vocabulary"] = str(data.vocabulary)
@@ -213,16 +222,37 @@ def _tokenizer_metadata(manifest: Manifest) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
+def _training(manifest: Manifest) -> Mapping[str, Any]:
+    """The stored spec of the run, maybe of another version; {}: there is none."""
+    return _section(manifest.extra, "training")
+
+
+def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = document.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _data(training: Mapping[str, Any]) -> DataSpec | None:
+    """Of the stored section, what tells of the tokenizer; None: this version cannot read it."""
+    stored = _section(training, "data")
+    known = ("tokenizer", "prepared", "special_tokens")
+    try:
+        return DataSpec.model_validate({name: stored[name] for name in known if name in stored})
+    except ValidationError:
+        return None
+
+
 def _hugging_face_config(
     manifest: Manifest, parameters: Mapping[str, SavedTensor]
 ) -> dict[str, Any]:
-    training = manifest.extra.get("training") or {}
+    training = _training(manifest)
     if training.get("recipe") != "pretrain":
         raise NotExportable(
             f"Hugging Face's names are known only for the recipe pretrain, this checkpoint is of "
             f"{training.get('recipe')!r}: export it with its own names"
         )
-    if training["model"].get("family") == "vit":
+    stored = _section(training, "model")
+    if stored.get("family") == "vit":
         raise NotExportable(
             "Hugging Face's ViT has biases and a class token, which the family vit has not: export "
             "it with its own names"
@@ -230,8 +260,16 @@ def _hugging_face_config(
     embedding = parameters.get(f"{MODEL_PREFIX}embedding.weight")
     if embedding is None:
         raise NotExportable("it has no embedding: it is not a Llama of Holdfast")
-    model = ModelSpec.model_validate(training["model"])
-    data = DataSpec.model_validate(training.get("data") or {})
+    data = _data(training)
+    try:
+        model = ModelSpec.model_validate(stored)
+    except ValidationError:
+        model = None
+    if model is None or data is None:
+        raise NotExportable(
+            f"this version of Holdfast cannot read the section {'data' if model else 'model'} of "
+            "its spec, which Hugging Face's config.json is made of: export it with its own names"
+        )
     ids = {role: token.id for role, token in data.special_tokens.items()}
     return hugging_face_config(model, embedding.global_shape[0], ids)
 

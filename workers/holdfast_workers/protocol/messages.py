@@ -140,6 +140,8 @@ JOINING_PHASE = "joining"
 """The phase of a rank whose worker is ready, and has not begun to carry out its order."""
 
 
+DATA_PHASE = "data"
+"""The phase of a rank whose next samples are not read yet."""
 HOLD_PHASE = "hold"
 """The phase of a rank that stands still until it has a lease."""
 PROGRAM_PHASE = "program"

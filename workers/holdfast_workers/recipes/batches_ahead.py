@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast_workers.data.token_corpus import PATIENCE_S
 from holdfast_workers.progress import beacon
+from holdfast_workers.protocol.messages import DATA_PHASE
 
 _SHORT_S = 0.2
 """A longer wait is a phase of its own. Below every limit that is learned for a phase by default."""
@@ -207,7 +208,7 @@ class _ShareReading(Generic[Share, Batch]):
                 raise self._error or RuntimeError("the share has no more batches")
             if not self._shows_life(signs, _SHORT_S):
                 check()
-                with beacon.phase("data", bound_s=_BOUND_S):
+                with beacon.phase(DATA_PHASE, bound_s=_BOUND_S):
                     while not self._shows_life(signs, _POLL_S):
                         check()
 

@@ -98,7 +98,8 @@ FLEET_SERIES = (
     _gauge("holdfast_unsent_webhooks", "Webhook messages that the receiver has not accepted yet."),
     _gauge(
         "holdfast_data_bound_jobs",
-        "Running jobs of whose last steps a tenth or more was a wait for data.",
+        "Running jobs of whose last steps a tenth or more was a wait for data, or that stand for "
+        "want of data.",
     ),
     _counter(
         "holdfast_job_transitions_total",
