@@ -13,6 +13,7 @@ import pytest
 from tests.support.nodes.agent_config import agent_config, join_order, run_plan
 from tests.support.service.fake_cluster import row
 
+from holdfast_workers.agent.agent_config import AgentConfig
 from holdfast_workers.agent.devices import NoDeviceFree
 from holdfast_workers.agent.worker_pool import Slot, WorkerPool
 from holdfast_workers.ipc.children import ZygoteFailed
@@ -205,6 +206,17 @@ def test_a_spare_worker_is_kept_and_replaced_once_it_gets_its_rank(tmp_path: Pat
     pool.fork_spares(MESH)
     assert sorted(rank for rank in expected(pool).values() if rank is not None) == [0, 1]
     assert templates.killed == []
+
+
+def test_a_rank_that_keeps_shards_in_the_cache_is_killed_before_others_need_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AgentConfig, "reads_token_sets", property(lambda _: True))
+    pool, templates = staffed(tmp_path)
+    pool.fork_spares(MESH)
+    _, second = expected(pool)
+    pool.end_unseated(order("w0"))
+    assert templates.killed == [second]
 
 
 def test_what_an_attempt_does_not_need_is_killed_once_it_makes_steps(tmp_path: Path) -> None:

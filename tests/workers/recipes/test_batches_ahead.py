@@ -279,3 +279,18 @@ def test_a_long_wait_is_a_phase_that_its_check_may_end(
     finally:
         beacons._current.set(None)
         beacons.remove_all(tmp_path)
+
+
+def test_what_failed_while_nobody_waited_for_it_is_read_anew() -> None:
+    """A shard that did not come in time for a reading ahead may have come since."""
+    source = Source()
+    batches = BatchesAhead(source.read)
+    batches.begin(1)
+    source.bad.add((2, 1))
+    batches.read_ahead(2)
+    ahead = batches._ahead
+    assert ahead is not None
+    eventually(lambda: ahead.has_failed)
+    source.bad.clear()
+    batches.begin(2)
+    assert [batches.take(nothing) for _ in range(3)] == [(2, 0), (2, 1), (2, 2)]

@@ -603,3 +603,21 @@ def test_a_fetch_by_groups_waits_for_the_room_of_others(
                 )
                 assert not read.done()
             assert read.result(DEADLINE_S) == readers.read(60)
+
+
+def test_a_job_that_others_leave_too_little_room_goes_by_groups(
+    store: Path, cache: Path, small_limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache could keep all of it, and another job has half of that."""
+    nbytes = sum(map(len, MANY.contents.values()))
+    limit = len(MANY.facts.encode()) + nbytes + 100
+    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
+    other = cache / "other.bin"
+    with read_by_groups(store, cache, limit) as (readers, _):
+        other.write_bytes(bytes(nbytes // 2))
+        with use_locks.held(other):
+            samples = readers.corpora[0].samples
+            read = [row for n in range(-(-samples // BATCH)) for row in readers.read(n)]
+        expected = sorted(token for tokens in TOKENS for token in tokens[1:])
+        found = [target for row in read[:samples] for target in row if target != IGNORED]
+        assert sorted(found) == expected

@@ -302,7 +302,8 @@ class WorkerPool:
         They are killed once the attempt makes steps, or is fenced: the kernel takes tens of
         milliseconds of processor time to take back the memory of each, and the attempt that forms
         needs it more.
-        Workers with devices are killed at once, as their successors need the devices.
+        Workers with devices are killed at once, as their successors need the devices; and so are
+        those that read token sets, as they keep shards in the node's cache.
         """
         seated = {seat.worker for seat in order.seats}
         with self._changed:
@@ -315,7 +316,8 @@ class WorkerPool:
         )
         with self._changed:
             self._dismissed += children
-        if self._config.gpus_per_worker or self._closing:
+        needs_room = self._config.gpus_per_worker or self._config.reads_token_sets
+        if needs_room or self._closing:
             self._kill_dismissed()
 
     def _kill_dismissed(self) -> None:

@@ -1,8 +1,9 @@
 """Which shards of a job a node's cache holds at a position, and in which order they come. Pure.
 
-If the cache may keep all of them, it does, and those that are read next come first. Otherwise it
-holds groups: those of the window of samples that is read and of the next one, for another reader
-may be a window ahead; then groups that follow, in the order in which they are begun.
+If the cache may keep all of them, it does, and those that are read next come first. Otherwise, or
+once other jobs have taken its room, it holds groups: those of the window of samples that is read
+and of the next one, for another reader may be a window ahead; then groups that follow, in the order
+in which they are begun.
 
 So what is held is the beginning of one list, whose first groups go as they are read to their end.
 While positions grow, no shard leaves it before, and there is always room for what two windows read.
@@ -47,13 +48,18 @@ class FetchPlan:
         self.nbytes = sum({shard.digest: shard.nbytes for shard in self._shards}.values())
         """Of all distinct shards."""
         self.keeps_all = manifests + self.nbytes <= limit_bytes
+        """Whether all shards are held, once they are there."""
         needed = min(self.nbytes, self._needed(shuffle_bytes))
         if manifests + needed > limit_bytes:
             raise CorpusError(self._refusal(manifests, needed, shuffle_bytes, limit_bytes))
-        self.held_bytes = self.nbytes
+        self._held_by_groups = min(limit_bytes - manifests, max(needed, LEAST_HELD_BYTES))
+        self.held_bytes = self.nbytes if self.keeps_all else self._held_by_groups
         """The most bytes of shards that are held."""
-        if not self.keeps_all:
-            self.held_bytes = min(limit_bytes - manifests, max(needed, LEAST_HELD_BYTES))
+
+    def go_by_groups(self) -> None:
+        """Hold no more than a small cache could, from now on: others need its room."""
+        self.keeps_all = False
+        self.held_bytes = min(self.nbytes, self._held_by_groups)
 
     def places(self, window: int) -> tuple[tuple[int, int], ...]:
         """While they stay the same, so does what is held."""

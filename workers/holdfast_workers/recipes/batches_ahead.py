@@ -47,9 +47,10 @@ class BatchesAhead(Generic[Share, Batch]):
 
     def begin(self, share: Share) -> None:
         """Take the batches of this share from now on, from its first: those that were read ahead,
-        if they are of an equal share."""
+        if they are of an equal share. A reading ahead that has failed does not count: its waits had
+        ends of their own, and nobody waited for it yet."""
         ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead.share != share:
+        if ahead is None or ahead.share != share or ahead.has_failed:
             _drop(ahead)
             ahead = self._start(share)
         _drop(self._current)
@@ -187,6 +188,11 @@ class _ShareReading(Generic[Share, Batch]):
             self._changed.notify()
 
     # --- in the training thread -------------------------------------------------------------
+
+    @property
+    def has_failed(self) -> bool:
+        with self._changed:
+            return self._over and self._error is not None
 
     def take(self, check: Callable[[], None]) -> Batch:
         began = time.perf_counter()

@@ -219,6 +219,12 @@ class _NodeFetch:
             if each.path not in self._held:
                 self._is_there(each)
 
+    def _go_by_groups(self) -> None:
+        """Let go of what has been read, so that other jobs and this one have room."""
+        if self._plan is not None and self._plan.keeps_all:
+            self._plan.go_by_groups()
+            self._places = ()
+
     def _known_window(self, plan: FetchPlan) -> int:
         """Raises _Stopped."""
         while (window := self._window()) is None:
@@ -262,15 +268,19 @@ class _NodeFetch:
         left = wanted
         while True:
             failed, unreachable, pause_s = [], set[str](), self._pauses.room_s
+            has_room = True
             for each in self._and_gone(left):
                 if self._has_moved():
                     return
-                if each.prepared.digest in unreachable:
+                if not has_room or each.prepared.digest in unreachable:
                     failed.append(each)
                 elif (error := self._attempts(each)) is not None:
                     failed.append(each)
                     self._report(each.prepared, str(error))
-                    if not isinstance(error, _NoRoom):
+                    if isinstance(error, _NoRoom):
+                        has_room = False
+                        self._go_by_groups()
+                    else:
                         pause_s = self._pauses.round_s
                     if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
                         unreachable.add(each.prepared.digest)
