@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from holdfast_service.job_model.job_reference import JobReference, parse_job_reference
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.model_memory import shapes_of
@@ -38,6 +40,14 @@ class SavedCheckpoint:
     training: Mapping[str, Any] | None
     """The training spec that produced it, if it is known."""
 
+    @property
+    def readable_spec(self) -> TrainingSpec | None:
+        """`training`, unless another version wrote it, which this one cannot read."""
+        try:
+            return None if self.training is None else TrainingSpec.model_validate(self.training)
+        except ValidationError:
+            return None
+
 
 def parse_reference(text: str) -> JobReference | FolderReference:
     """The reference in `init_from.from`. Raises ValueError."""
@@ -59,9 +69,9 @@ def part_to_load(spec: JobSpec, saved: SavedCheckpoint) -> InitPart:
     assert spec.init_from is not None
     if spec.init_from.what is not None:
         return spec.init_from.what
-    if saved.training is None:
+    before = saved.readable_spec
+    if before is None:
         return InitPart.MODEL
-    before = TrainingSpec.model_validate(saved.training)
     same = _trained(before) == _trained(spec)
     return InitPart.EVERYTHING if same else InitPart.MODEL
 
@@ -123,9 +133,14 @@ def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
         if not amount:
             only = f"train.steps is only {steps}"
         found.append(f"the checkpoint is at step {saved.step}, and {only}")
-    if saved.training is None:
+    before = saved.readable_spec
+    if before is None:
+        if saved.training is not None:
+            found.append(
+                "this version cannot read the spec in the checkpoint, which another one wrote, and "
+                "does not know the order of its samples: set `what: model`"
+            )
         return found
-    before = TrainingSpec.model_validate(saved.training)
     pairs = {
         "recipe": (before.recipe, spec.recipe),
         "function": (before.function_name, spec.function_name),

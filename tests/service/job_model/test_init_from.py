@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,16 @@ def test_everything_is_loaded_from_the_same_model_and_only_the_model_from_anothe
     assert part_to_load(here, SavedCheckpoint(6, {}, None)) is InitPart.MODEL
     explicit = _spec(init_from={"from": "a", "what": "model"})
     assert part_to_load(explicit, _saved(here)) is InitPart.MODEL
+
+
+def test_a_checkpoint_of_another_version_gives_its_model() -> None:
+    here = _spec()
+    saved = replace(_saved(here), training={"train": {"of_a_later_version": 1}})
+    assert part_to_load(here, saved) is InitPart.MODEL
+    assert mismatches(here, saved, InitPart.MODEL) == []
+    (why,) = mismatches(here, saved, InitPart.EVERYTHING)
+    assert "cannot read the spec in the checkpoint" in why
+    assert "set `what: model`" in why
 
 
 def test_the_same_run_on_another_mesh_fits() -> None:
