@@ -35,6 +35,7 @@ class Cause(StrEnum):
     NO_PROGRESS = "no_progress"  # an attempt did not reach its first step in time
     STRAGGLER = "straggler"  # a rank has long computed more slowly than its peers
     RESTORE_UNAVAILABLE = "restore_unavailable"  # the remote tier did not answer during a restore
+    DATA_UNAVAILABLE = "data_unavailable"  # data of the job did not come to a node in time
     REMOTE_UNAVAILABLE = (
         "remote_unavailable"  # the remote tier takes no checkpoint; no attempt ends for it
     )
@@ -198,7 +199,8 @@ def is_lack_of_progress(batch: Sequence[Fault]) -> bool:
     if not batch:
         return False
     first = primary_fault(batch)
-    return first.cause not in _OTHER_STATE | {Cause.RESIZE} and not is_external(first)
+    other = _OTHER_STATE | {Cause.RESIZE, Cause.DATA_UNAVAILABLE}
+    return first.cause not in other and not is_external(first)
 
 
 def error_mark_of(fault: Fault) -> ErrorMark | None:

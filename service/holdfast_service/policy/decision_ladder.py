@@ -19,6 +19,8 @@ from holdfast_workers.protocol.messages import ErrorReport
 
 DISTRUST_AFTER = 2
 """Number of faults within the window after which a node gets no more ranks."""
+DATA_OUTAGE_S = 4 * 3600.0
+"""The time, with no step made, for which data may be unavailable until the job ends."""
 
 
 class Action(StrEnum):
@@ -87,6 +89,8 @@ class Situation:
     """Whether the ranks have agreed to roll back, and on the data to skip."""
     ended: bool = False
     """Whether no more steps are made, because other faults exist beside a tolerable fault."""
+    data_outage_s: float = 0.0
+    """The time since data was first unavailable, with no step since; 0: it was not."""
     budget: Budget = Budget()
 
 
@@ -175,6 +179,7 @@ _NO_PROCESS_LOST = frozenset(
         Cause.NOT_FINITE,
         Cause.CHECKPOINT_FAILED,
         Cause.RESTORE_UNAVAILABLE,
+        Cause.DATA_UNAVAILABLE,
         Cause.COMMUNICATION,
     }
 )
@@ -188,6 +193,7 @@ _REFORM_BECAUSE = {
     Cause.NOT_FINITE: "the processes are alive; the state is loaded from another place",
     Cause.CHECKPOINT_FAILED: "the processes are alive; the last step's state is saved once more",
     Cause.RESTORE_UNAVAILABLE: "the processes are alive; the restore from storage is retried",
+    Cause.DATA_UNAVAILABLE: "the processes are alive; the data is waited for again",
     Cause.COMMUNICATION: "no process was seen to die: the same processes form new groups",
     Cause.NO_PROGRESS: "no particular process is late: the same processes form new groups",
     Cause.CORRUPTION: "the wrong rank is unknown yet: the same processes compute the step again",
@@ -397,6 +403,9 @@ def _exhausted_budget(now: Situation) -> GiveUp | None:
         code = "no_progress"
         what = f"{budget.without_progress} attempts in a row made no new step, "
         what += f"{budget.max_without_progress}"
+    elif now.cause is Cause.DATA_UNAVAILABLE and now.data_outage_s >= DATA_OUTAGE_S:
+        code = "data_unavailable"
+        what = f"{now.data_outage_s:.0f} s without data and without a step, {DATA_OUTAGE_S:.0f} s"
     else:
         return None
     message = f"{what} allowed; the last: {now.what}"

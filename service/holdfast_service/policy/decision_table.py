@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.decision_ladder import (
+    DATA_OUTAGE_S,
     DISTRUST_AFTER,
     Budget,
     Decision,
@@ -25,6 +26,7 @@ DOMAINS: Mapping[str, tuple[object, ...]] = {
     "times": (0, 1, DISTRUST_AFTER),
     "repeated": (False, True),
     "may_roll_back": (True, False),
+    "data_outage_s": (0.0, DATA_OUTAGE_S),
     "room": (True, False),
     "smaller": (True, False),
 }
@@ -36,6 +38,7 @@ _DEFAULTS: Known = {
     "times": 0,
     "repeated": False,
     "may_roll_back": False,
+    "data_outage_s": 0.0,
     "smaller": False,
 }
 """The values of facts that do not vary for a cause, because they are not in `_VARIABLE_FACTS`."""
@@ -49,6 +52,7 @@ _VARIABLE_FACTS: Mapping[Cause, Mapping[str, tuple[object, ...]]] = {
     Cause.HANG: {"times": (1, DISTRUST_AFTER)},
     Cause.USER_ERROR: {"repeated": (False, True)},
     Cause.GUARD: {"may_roll_back": (True, False)},
+    Cause.DATA_UNAVAILABLE: {"data_outage_s": (0.0, DATA_OUTAGE_S)},
     Cause.NO_PROGRESS: {"named": (True, False)},
     Cause.STRAGGLER: {"times": (1, DISTRUST_AFTER)},
 }
@@ -66,6 +70,8 @@ _TEXT: Mapping[tuple[str, object], str] = {
     ("repeated", False): "it is new",
     ("may_roll_back", True): "the ranks agreed which data to skip",
     ("may_roll_back", False): "no data may be skipped",
+    ("data_outage_s", 0.0): "for less than 4 h without a step",
+    ("data_outage_s", DATA_OUTAGE_S): "for 4 h without a step",
     ("room", True): "another node is ready",
     ("room", False): "no other node is ready",
     ("smaller", True): "a smaller mesh has room",

@@ -61,6 +61,9 @@ CAUSES: Mapping[Cause, CauseWords] = {
     Cause.RESTORE_UNAVAILABLE: CauseWords(
         "the remote storage did not answer during a restore", "a remote tier that did not answer"
     ),
+    Cause.DATA_UNAVAILABLE: CauseWords(
+        "data of the job did not come to a node in time", "data that did not come in time"
+    ),
     Cause.REMOTE_UNAVAILABLE: CauseWords(
         "the remote storage accepted no checkpoint", "a remote tier that accepts no checkpoints"
     ),

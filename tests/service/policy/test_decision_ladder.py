@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast_service.policy.causes import Cause
 from holdfast_service.policy.decision_ladder import (
+    DATA_OUTAGE_S,
     Action,
     Budget,
     Decision,
@@ -35,6 +36,7 @@ SITUATIONS = st.builds(
     room=st.booleans(),
     smaller=st.booleans(),
     may_roll_back=st.booleans(),
+    data_outage_s=st.sampled_from((0.0, DATA_OUTAGE_S)),
     budget=st.builds(
         Budget,
         failures=st.integers(0, 6),
@@ -90,6 +92,19 @@ def test_a_user_error_is_retried_once_and_then_ends_the_job() -> None:
     again = decision(Cause.USER_ERROR, error=ERROR, repeated=True, room=True)
     assert again.end is not None
     assert (again.end.code, again.end.traceback) == ("user_error", "Traceback")
+
+
+def test_data_that_is_away_is_waited_for_and_ends_the_job_only_after_hours() -> None:
+    for outage_s in (0.0, 600.0, DATA_OUTAGE_S - 1):
+        found = decision(Cause.DATA_UNAVAILABLE, error=ERROR, data_outage_s=outage_s)
+        assert found.action is Action.REFORM
+    end = decision(Cause.DATA_UNAVAILABLE, error=ERROR, data_outage_s=DATA_OUTAGE_S).end
+    assert end is not None and end.code == "data_unavailable"
+    assert end.message == (
+        "14400 s without data and without a step, 14400 s allowed; the last: rank 1"
+    )
+    crash = decision(Cause.WORKER_CRASH, data_outage_s=DATA_OUTAGE_S)
+    assert crash.end is None, "an outage does not explain it"
 
 
 def test_a_missing_module_ends_the_job_with_what_to_do() -> None:

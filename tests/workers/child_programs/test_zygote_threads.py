@@ -26,6 +26,11 @@ os.register_at_fork(after_in_parent=start)
 def train(ctx): ...
 """
 
+FINDS_NO_DATA = """
+from holdfast_workers.data.corpus import DataUnavailable
+raise DataUnavailable("the manifest did not come")
+"""
+
 
 def threads_of(pid: int | None) -> int:
     return len([*Path(f"/proc/{pid}/task").iterdir()])
@@ -61,5 +66,15 @@ def test_a_zygote_that_gets_a_thread_later_is_replaced_by_one_without_the_recipe
         assert [psutil.Process(child.pid).ppid() for child in children] == [os.getpid()] * 3
         for child in children:
             end(child)
+    finally:
+        processes.stop()
+
+
+def test_a_zygote_whose_data_is_away_forks_processes_that_wait_for_it(tmp_path: Path) -> None:
+    linux_processes.become_subreaper()
+    config = zygote_config(tmp_path, FINDS_NO_DATA)
+    processes = ChildProcesses(config, WAIT_S, WAIT_S)
+    try:
+        end(processes.fork("store", StoreJob("127.0.0.1")))
     finally:
         processes.stop()

@@ -13,7 +13,7 @@ import pytest
 from tests.support.data.token_sets import BYTES, MadeSet, random_shards
 
 from holdfast_workers.data import token_corpus
-from holdfast_workers.data.corpus import CorpusError
+from holdfast_workers.data.corpus import CorpusError, DataUnavailable
 from holdfast_workers.data.token_cache import manifest_file, report_trouble, shard_file
 from holdfast_workers.data.token_corpus import IGNORED, PATIENCE_S, TokenCorpus
 from holdfast_workers.data.token_set import ShardFacts, shard_digest
@@ -135,7 +135,7 @@ def test_a_damaged_shard_is_removed_and_named_and_not_read(
     content = damaged.read_bytes()
     flipped = content[:40] + bytes([content[40] ^ 1]) + content[41:]
     damaged.write_bytes({"a bit": flipped, "its end": content[:-8], "all of it": b""}[how])
-    with pytest.raises(CorpusError, match="did not come"):
+    with pytest.raises(DataUnavailable, match="did not come"):
         corpus.batch(np.array([0]))
     assert f"{damaged} is damaged" in capfd.readouterr().err
     assert not damaged.exists()
@@ -175,12 +175,14 @@ def test_a_file_that_does_not_come_is_named_with_the_reason(
     prepared = FIRST.put_into_cache(tmp_path)
     shard_file(tmp_path, FIRST.shards[0]).unlink()
     corpus = opened(tmp_path, FIRST)
-    with pytest.raises(CorpusError, match=r"shard-\w+\.bin of the .*/store did not.*not fetched"):
+    with pytest.raises(
+        DataUnavailable, match=r"shard-\w+\.bin of the .*/store did not.*not fetched"
+    ):
         corpus.batch(np.array([0]))
     report_trouble(tmp_path, prepared, "the bucket is on fire")
     monkeypatch.setattr(token_corpus, "FIRST_NOTE_S", 0.0)
     corpus = opened(tmp_path, FIRST, patience_s=0.3)
-    with pytest.raises(CorpusError, match="within 0 s: the bucket is on fire"):
+    with pytest.raises(DataUnavailable, match="within 0 s: the bucket is on fire"):
         corpus.batch(np.array([0]))
     assert "waits for data" in capfd.readouterr().err
 
@@ -206,7 +208,7 @@ def test_all_manifests_have_one_short_patience(
 
     clock = SimpleNamespace(monotonic=lambda: now, sleep=passes)
     monkeypatch.setattr(token_corpus, "time", clock)
-    with pytest.raises(CorpusError, match="within 10 s"):
+    with pytest.raises(DataUnavailable, match="within 10 s"):
         TokenCorpus.open(data_of(first, second), tmp_path, LENGTH, 7)
     assert now == token_corpus.MANIFEST_PATIENCE_S
 
@@ -246,7 +248,7 @@ def test_a_slow_set_is_waited_for_while_its_shards_come(
     corpus = TokenCorpus.open(data, tmp_path, LENGTH, 7, 600.0, waiting)
     clock = SimpleNamespace(monotonic=lambda: now, sleep=passes)
     monkeypatch.setattr(token_corpus, "time", clock)
-    with pytest.raises(CorpusError, match="within 3250 s: it is 3250"):
+    with pytest.raises(DataUnavailable, match="within 3250 s: it is 3250"):
         corpus.batch(np.array([many.shards.index(wanted)]))
     assert begins == [0.0, 500.0, 1000.0, 1500.0, 2000.0, 2500.0], "each has a limit of its own"
 
@@ -261,8 +263,9 @@ def test_a_manifest_of_other_tokens_is_not_read(tmp_path: Path) -> None:
 def test_sets_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     other = MadeSet("other", [[1, 2]], replace(BYTES, digest="c" * 32))
     first, _ = FIRST.put_into_cache(tmp_path), other.put_into_cache(tmp_path)
-    with pytest.raises(CorpusError, match="'first' and 'other' were prepared with different"):
+    with pytest.raises(CorpusError, match="'first' and 'other' were prepared with") as found:
         opened(tmp_path, FIRST, other)
+    assert found.type is CorpusError, "no later attempt would find it otherwise"
     with pytest.raises(CorpusError, match=r"2 sources, and data\.prepared 1 token sets"):
         TokenCorpus.open(data_of(first, weights=(1, 2)), tmp_path, LENGTH, 7)
     short = MadeSet("short", [[1]])
@@ -278,8 +281,9 @@ def test_sets_larger_than_the_cache_are_refused(
     limit = len(SECOND.facts.encode()) + 100
     monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
     sizes = r"have \d(\.\d+)?e-07 GB, .* set HOLDFAST_CACHE_LIMIT_GB on the nodes to at least "
-    with pytest.raises(CorpusError, match=sizes):
+    with pytest.raises(CorpusError, match=sizes) as found:
         opened(tmp_path, SECOND)
+    assert found.type is CorpusError
 
 
 def test_a_limit_that_is_no_number_is_named_at_once(
@@ -360,7 +364,9 @@ def test_a_wait_ends_before_the_collective_in_which_others_wait(
         data_of(prepared), tmp_path, LENGTH, 7, 600.0, window_samples=9, window_patience_s=1000.0
     )
     for began in (0.0, 1000.0):  # the second wait has all the time again
-        with pytest.raises(CorpusError, match=r"of the node \S+ within \d+ s: .* set detection"):
+        with pytest.raises(
+            DataUnavailable, match=r"of the node \S+ within \d+ s: .* set detection"
+        ):
             corpus.batch(corpus.samples_at(np.arange(9)))
         assert now - began == 1000.0
     corpus.batch(corpus.samples_at(np.arange(9)))

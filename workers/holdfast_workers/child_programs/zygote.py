@@ -103,7 +103,10 @@ def main() -> None:
             gc.enable()
             threads = ThreadOrigins()
             if isinstance(config, ZygoteConfig) and config.imports_recipe:
-                recipe = _prepare_recipe(config, threads)
+                from holdfast_workers.data.corpus import DataUnavailable
+
+                with contextlib.suppress(DataUnavailable):  # each worker waits, in its attempt
+                    recipe = _prepare_recipe(config, threads)
             gc.collect()
             gc.freeze()  # a child's garbage collection would touch, and so copy, all these objects
         except Exception as error:
@@ -167,9 +170,7 @@ def _enter_code(folder: str) -> None:
 
 def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) -> Recipe | None:
     """Import the recipe, and prepare what needs no world; of a program, only what it preloads:
-    None."""
-    from holdfast_workers.recipes import lookup
-
+    None. Raises DataUnavailable."""
     spec = config.plan.spec
     if spec.brings_program:
         with threads.recording("preload") if threads is not None else contextlib.nullcontext():
@@ -178,9 +179,16 @@ def _prepare_recipe(config: ZygoteConfig, threads: ThreadOrigins | None = None) 
         return None
     subject = spec.function_name or spec.recipe
     with threads.recording(subject) if threads is not None else contextlib.nullcontext():
-        recipe = lookup.make_recipe(spec, Path(config.cache_dir))
+        recipe = _make_recipe(config)
         recipe.prepare()
     return recipe
+
+
+def _make_recipe(config: ZygoteConfig) -> Recipe:
+    """Import the recipe, without its data."""
+    from holdfast_workers.recipes import lookup
+
+    return lookup.make_recipe(config.plan.spec, Path(config.cache_dir))
 
 
 def _failure(error: Exception) -> AgentFailure:
@@ -292,10 +300,11 @@ def _run(
         case WorkerJob(beacon=beacon, env=env, place=place):
             os.environ.update(env)
             _compute_with(config.plan.resources.threads_per_worker)
-            recipe = _prepare_recipe(config) if recipe is None else recipe
-            assert recipe is not None
+            is_prepared = recipe is not None
+            recipe = _make_recipe(config) if recipe is None else recipe
             expected = worker.expected_world(place, config.device)
-            return worker.Worker(end, config, recipe, Beacon(Path(beacon)), expected).run()
+            beats = Beacon(Path(beacon))
+            return worker.Worker(end, config, recipe, beats, expected, is_prepared).run()
         case TemplateJob(place=place):
             return _run_template(place, end, agent_pid, config, recipe)
         case StoreJob():
@@ -339,7 +348,7 @@ def _run_template(
 ) -> int:
     """Prepare what a worker in this place needs, then fork such workers until the agent ends this
     process. A process that has threads, or could prepare nothing, answers `TemplateUnfit`; so does
-    one without a recipe, whose import is known to start threads."""
+    one without a recipe, whose import is known to start threads, or whose data did not come."""
     from holdfast_workers.worker import main as worker
 
     world = worker.expected_world(place, config.device)

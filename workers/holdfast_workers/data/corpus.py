@@ -30,6 +30,10 @@ class CorpusError(Exception):
     """The source of the data cannot be read, or has too little to train on."""
 
 
+class DataUnavailable(CorpusError):
+    """A file of the data did not come to the node in time: it may come later."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Tokens on disk, mapped read-only."""

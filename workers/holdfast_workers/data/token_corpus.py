@@ -26,7 +26,7 @@ import structlog
 import xxhash
 from numpy.typing import NDArray
 
-from holdfast_workers.data.corpus import CorpusError
+from holdfast_workers.data.corpus import CorpusError, DataUnavailable
 from holdfast_workers.data.fetch_plan import FetchPlan
 from holdfast_workers.data.sample_order import ConsecutiveSamples, Indices
 from holdfast_workers.data.token_cache import (
@@ -129,8 +129,8 @@ class TokenCorpus:
     ) -> TokenCorpus:
         """The corpus of `data.prepared`; `waiting`: for each wait, here and later;
         `window_patience_s`: the longest wait for all shards of a window, `patience_s` aside. Raises
-        CorpusError if a manifest does not come in time, if the sets do not fit together, or if the
-        cache may not keep enough of them, and InvalidCacheLimit.
+        DataUnavailable if a manifest does not come in time; CorpusError if the sets do not fit
+        together, or if the cache may not keep enough of them; and InvalidCacheLimit.
         """
         limit_bytes = cache_limit_bytes(os.environ)  # without it, nothing is fetched
         files = _AwaitedFiles(cache_dir, patience_s, window_patience_s, waiting)
@@ -166,7 +166,7 @@ class TokenCorpus:
 
     def batch(self, samples: Indices) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and targets (len(samples), sequence_length). Past the end of a shard targets are
-        IGNORED. Raises CorpusError if a shard does not come in time."""
+        IGNORED. Raises DataUnavailable if a shard does not come in time, and CorpusError."""
         inputs = np.zeros((len(samples), self._length), dtype=np.int64)
         targets = np.full_like(inputs, IGNORED)
         shards, starts = self.order.windows_of(samples)
@@ -260,7 +260,7 @@ class _AwaitedFiles:
         self._window_until = math.inf
 
     def manifest(self, prepared: PreparedSpec) -> TokenSet:
-        """Raises CorpusError."""
+        """Raises DataUnavailable."""
         path = manifest_file(self.cache_dir, prepared)
         return self._awaited(
             path,
@@ -271,7 +271,7 @@ class _AwaitedFiles:
 
     def shard(self, facts: ShardFacts, prepared: PreparedSpec) -> ShardContent:
         """A mapped shard, verified, and locked against removal until its arrays are gone. Raises
-        CorpusError."""
+        DataUnavailable."""
         self._progress_at = time.monotonic()
         path = shard_file(self.cache_dir, facts)
         try:
@@ -317,7 +317,7 @@ class _AwaitedFiles:
                                 "; if the storage is so slow, set detection.collective_timeout_s "
                                 "to more"
                             )
-                        raise CorpusError(
+                        raise DataUnavailable(
                             f"{path.name} of the token set {prepared.uri} did not come into the "
                             f"cache {self.cache_dir} of the node {socket.gethostname()} within "
                             f"{now - began:.0f} s: {why}"

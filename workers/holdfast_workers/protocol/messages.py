@@ -55,6 +55,8 @@ class ErrorKind(StrEnum):
     """The state named in the order exists, and is not the one that was saved."""
     STORAGE = "storage"
     """The remote tier did not answer; the state in it may be good."""
+    DATA = "data"
+    """Data of the job did not come to the node in time; it may come later."""
     NOT_FINITE = "not_finite"
     """Loss or gradient norm of a step was not finite. Raised by all ranks alike; the step was not
     applied."""

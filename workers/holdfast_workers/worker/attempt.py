@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast_workers.checkpoint.manifest import BadCheckpoint, CheckpointError
 from holdfast_workers.checkpoint.storage import StorageError
+from holdfast_workers.data.corpus import DataUnavailable
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.background_copy import WaitBudget
@@ -536,6 +537,7 @@ _KINDS: dict[type[Exception] | tuple[type[Exception], ...], ErrorKind] = {
     (StateDamaged, LedgerMismatch): ErrorKind.DAMAGED,
     RestoreFailed: ErrorKind.RESTORE,
     StorageError: ErrorKind.STORAGE,
+    DataUnavailable: ErrorKind.DATA,
     NonFiniteStep: ErrorKind.NOT_FINITE,
     CorruptionFound: ErrorKind.CORRUPTION,
 }

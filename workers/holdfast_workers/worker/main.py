@@ -77,8 +77,10 @@ class Worker:
         recipe: Recipe,
         beacon: Beacon,
         expected: World | None,
+        is_prepared: bool,
     ) -> None:
-        """`expected`: the only mesh and rank that the worker may get; it prepares for them."""
+        """`expected`: the only mesh and rank that the worker may get; it prepares for them.
+        `is_prepared`: whether the recipe is; else the first attempt prepares it."""
         self._faults = FaultPoints.from_environment()
         self._faults.recipe = recipe
         self._link = WorkerLink(end, self._faults)
@@ -87,12 +89,13 @@ class Worker:
         self._recipe = recipe
         self._built_for: World | None = None
         self._expected = expected
+        self._is_prepared = is_prepared
 
     def run(self) -> int:
         self._link.start()
         self._beacon.make_current()
         collective_counts.install(self._beacon)
-        if self._expected is not None:
+        if self._expected is not None and self._is_prepared:
             self._recipe.expect(self._expected)
         self._beacon.end()
         while True:
@@ -116,6 +119,9 @@ class Worker:
         )
         self._beacon.begin(order.attempt)
         try:
+            if not self._is_prepared:
+                self._recipe.prepare()  # if its data is away, the attempt ends and says so
+                self._is_prepared = True
             attempt.run()
         except Exception as error:
             if isinstance(error, AttemptFenced) or self._link.is_fenced(order.attempt):

@@ -36,6 +36,7 @@ CAUSES = {
     ErrorKind.RESTORE: Cause.BAD_STATE,
     ErrorKind.DAMAGED: Cause.BAD_STATE,
     ErrorKind.STORAGE: Cause.RESTORE_UNAVAILABLE,
+    ErrorKind.DATA: Cause.DATA_UNAVAILABLE,
     ErrorKind.INTERNAL: Cause.INTERNAL_ERROR,
     ErrorKind.CORRUPTION: Cause.INTERNAL_ERROR,  # reported without a finding
 }

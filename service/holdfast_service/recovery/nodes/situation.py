@@ -68,9 +68,18 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
         is_program=program,
         too_large=state.worlds.shape not in state.growth.allowed(state.config.shapes),
         may_roll_back=first.error is not None and first.error.kind is ErrorKind.GUARD,
+        data_outage_s=_data_outage_s(state, now),
         ended=any(not is_tolerable(fault.cause) for fault in batch),
         budget=budget(state, now),
     )
+
+
+def _data_outage_s(state: CoreState, now: float) -> float:
+    """The time since data was first unavailable in the incident, which the next step closes."""
+    incident = state.incidents.current
+    faults = incident.faults if incident is not None else ()
+    times = [fault.at for fault in faults if fault.cause is Cause.DATA_UNAVAILABLE]
+    return max(0.0, now - min(times, default=now))
 
 
 def budget(state: CoreState, now: float, coming: Sequence[Fault] = ()) -> Budget:
