@@ -325,7 +325,7 @@ def gated(link: WorkerLink, beacon: Beacon, tmp_path: Path) -> RankAttempt:
     """Rank 0 of attempt 4, about to apply a step."""
     order = join_order(tmp_path / "s", attempt=4, leased=True, intervals=(1, 0))
     config = agent_config(tmp_path).zygote_config
-    recipe = SimpleNamespace(spec=SimpleNamespace(train=SimpleNamespace(steps=9)), layout=None)
+    recipe = SimpleNamespace(spec=SimpleNamespace(train=SimpleNamespace(last_step=9)), layout=None)
     return RankAttempt(order, config, recipe, link, FaultPoints(None), beacon, None)  # type: ignore[arg-type]
 
 
