@@ -34,7 +34,14 @@ from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.recipes import lookup
-from holdfast_workers.spec import BYTE_VOCABULARY, SpecFault, TrainingSpec, find_faults, with_steps
+from holdfast_workers.spec import (
+    BYTE_VOCABULARY,
+    OF_DEFAULT,
+    SpecFault,
+    TrainingSpec,
+    find_faults,
+    with_steps,
+)
 from holdfast_workers.token_sets.node_fetch import fetch
 from holdfast_workers.training import rank_log
 from holdfast_workers.training.determinism import choose_kernels
@@ -86,9 +93,9 @@ def _refuse(faults: Iterable[SpecFault]) -> int:
 
 
 def _faults_of_form(error: ValidationError) -> Iterator[SpecFault]:
-    """The invalid fields. A default that depends on one of them is no fault of its own."""
+    """The invalid fields."""
     for each in error.errors(include_url=False):
-        if each["type"] != "default_factory_not_called":
+        if each["type"] != OF_DEFAULT:
             yield SpecFault(path=".".join(map(str, each["loc"])), message=each["msg"])
 
 

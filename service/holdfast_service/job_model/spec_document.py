@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from holdfast_service.job_model.storable_text import UNSTORABLE, is_storable
-from holdfast_workers.spec import SpecFault
+from holdfast_workers.spec import OF_DEFAULT, SpecFault
 
 Spec = TypeVar("Spec", bound=BaseModel)
 Path = tuple[str | int, ...]  # location of an error, as pydantic gives it
@@ -31,8 +31,6 @@ MAX_VALUES = 4000
 MAX_FAULTS = 50
 """Most faults that are reported for one document."""
 _MAX_INTEGER = 2**53 - 1  # JSON readers differ beyond it
-_OF_DEFAULT = "default_factory_not_called"
-"""A default that depends on an invalid field, which is reported for itself."""
 _YAML_TEXT_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 
@@ -71,7 +69,7 @@ def validate_document(
             return SpecReading(spec, tuple(faults), defaulted)
         except ValidationError as failure:
             errors = [
-                error for error in failure.errors(include_url=False) if error["type"] != _OF_DEFAULT
+                error for error in failure.errors(include_url=False) if error["type"] != OF_DEFAULT
             ]
             found = {_existing_prefix(document, error["loc"]) for error in errors}
             unknown |= {error["loc"] for error in errors if error["type"] == "extra_forbidden"}

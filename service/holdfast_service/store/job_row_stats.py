@@ -25,7 +25,7 @@ _PACE_WEIGHT = 0.3
 _WAITS_WINDOW_S = 60.0
 """The time that the shares of waiting are of, roughly: older steps count less and less."""
 HIGH_DATA_WAIT = 0.1
-"""From this share of their time on, users are told that the steps wait for data."""
+"""From this share of their time on, the verdict says that the steps wait for data."""
 
 
 async def update_stats(tx: JobTransaction, rows: Sequence[StepRow], known_attempt: int) -> None:

@@ -52,7 +52,7 @@ from holdfast_workers.protocol.messages import DATA_PHASE, StepRow
 
 _REPORT_PERIOD_S = 5.0
 _LATE_S = 10.0
-"""A rank that has waited for data for longer is named: no step's row tells of its wait yet."""
+"""A rank that has waited for data for longer is named: the row of its step comes only later."""
 MAX_OWN_METRICS = 256
 """Maximum number of metric names kept per job; a function may report fewer in each attempt."""
 _WAITS_ENDED_BY_A_REPORT = ("supervisor", "cluster", "reconciler")  # waits that any report ends

@@ -57,7 +57,7 @@ def test_a_training_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data_wait", "fetch_wait", "told"),
+    ("data_wait", "fetch_wait", "advice"),
     [
         (0.099, 0.09, None),
         (0.43, 0.40, "43% of .*: shards do not come fast .* HOLDFAST_CACHE_LIMIT_GB.$"),
@@ -65,15 +65,15 @@ def test_a_training_job() -> None:
         (0.40, 0.16, "40% of .*: 40% of it for shards .* more bandwidth, .* or a faster disk"),
     ],
 )
-def test_a_job_that_waits_for_data_is_told_what_helps(
-    data_wait: float, fetch_wait: float, told: str | None
+def test_the_verdict_of_a_job_that_waits_for_data_says_what_helps(
+    data_wait: float, fetch_wait: float, advice: str | None
 ) -> None:
     result = verdict(replace(RUNNING, data_wait=data_wait, fetch_wait=fetch_wait))
-    if told is None:
+    if advice is None:
         assert (result.headline, result.doing) == ("Training", "Training at step 400 of 1,000.")
     else:
         assert result.headline == "Training, slowed by its data"
-        assert re.match(f"Training at step 400 of 1,000. {told}", result.doing)
+        assert re.match(f"Training at step 400 of 1,000. {advice}", result.doing)
     if data_wait >= 0.1:
         images = verdict(replace(RUNNING, data_wait=data_wait, reads_shards=False))
         assert "decoded" in images.doing and "processors" in images.doing

@@ -32,7 +32,7 @@ class TimedJob:
         self._supervisor.rows_per_poll = 1000
         self._supervisor.phase = Phase.RUNNING
 
-    async def tell(
+    async def report(
         self,
         *late: tuple[int, float],
         phase: Phase = Phase.RUNNING,
@@ -101,9 +101,9 @@ async def test_the_steps_of_a_job_that_does_not_train_do_not_count(
     slow = await job.train(1, 1, 50, waited_s=3.0)
     assert "decoded" in (await overview.verdict(slow.id)).doing  # it has no sources
     assert (await FleetReader(store).statistics(5000.0)).data_bound_jobs == 1
-    assert (await job.tell(phase=Phase.RECOVERING)).state == State.RECOVERING
+    assert (await job.report(phase=Phase.RECOVERING)).state == State.RECOVERING
     assert (await FleetReader(store).statistics(5000.0)).data_bound_jobs == 0
-    again = await job.tell(phase=Phase.RUNNING, attempt=2)
+    again = await job.report(phase=Phase.RUNNING, attempt=2)
     assert again.state == State.RUNNING
     assert (await FleetReader(store).statistics(5000.0)).data_bound_jobs == 0
     assert (await overview.verdict(again.id)).headline == "Training"
@@ -114,17 +114,17 @@ async def test_a_job_that_stands_for_want_of_data_waits_for_it(store: Store, job
         return (await FleetReader(store).statistics(5000.0)).data_bound_jobs
 
     await job.train(1, 1, 5, waited_s=0.0)
-    assert (await job.tell((1, 9.0))).waiting is None  # a step's row may tell of it soon
-    assert (await job.tell((1, 45.0), name="forward")).waiting is None and await bound() == 0
-    stands = await job.tell((0, 1.0), (1, 45.0))
-    told = {"resource": "data", "reason": "rank 1 waits for data", "since": 4955.0, "until": None}
-    assert stands.waiting == told and await bound() == 1
-    assert (await job.tell((1, 46.0))).waiting == told  # is not stored anew
-    more = await job.tell((1, 50.0), (3, 49.0), (2, 48.0))
+    assert (await job.report((1, 9.0))).waiting is None  # a step's row may say so soon
+    assert (await job.report((1, 45.0), name="forward")).waiting is None and await bound() == 0
+    stands = await job.report((0, 1.0), (1, 45.0))
+    wait = {"resource": "data", "reason": "rank 1 waits for data", "since": 4955.0, "until": None}
+    assert stands.waiting == wait and await bound() == 1
+    assert (await job.report((1, 46.0))).waiting == wait  # is not stored anew
+    more = await job.report((1, 50.0), (3, 49.0), (2, 48.0))
     assert more.waiting is not None
     assert more.waiting["reason"] == "rank 1 and 2 other ranks wait for data"
-    assert (await job.tell((1, 0.0))).waiting is None and await bound() == 0
-    assert (await job.tell((1, 45.0), phase=Phase.RECOVERING)).waiting is None
+    assert (await job.report((1, 0.0))).waiting is None and await bound() == 0
+    assert (await job.report((1, 45.0), phase=Phase.RECOVERING)).waiting is None
 
 
 async def test_the_first_step_of_an_attempt_does_not_count(job: TimedJob) -> None:

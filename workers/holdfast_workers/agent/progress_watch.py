@@ -4,8 +4,8 @@ One thread reads every beacon four times a second or more often, and whenever a 
 its limit. A node does not judge whether a rank that makes no progress hangs or waits for another
 rank: it sends one signal for each standstill that has passed its limit, and answers questions. A
 rank that makes progress again may be reported again. The agent learns here, too, which window of
-data its ranks read. An exception ends only that reading; a beacon
-that cannot be opened affects only its own worker.
+data its ranks read. An exception ends only that reading; a beacon that cannot be opened affects
+only its own worker.
 """
 
 from __future__ import annotations

@@ -91,9 +91,8 @@ def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan
     recipe name its tokenizer.
 
     `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata; only
-    for the built-in Llama. Raises NotExportable,
-    BadCheckpoint or IncompleteCheckpoint if the manifest promises more than it can hold: the plan's
-    size is at most that of the files.
+    for the built-in Llama. Raises NotExportable, BadCheckpoint or IncompleteCheckpoint if the
+    manifest promises more than it can hold: the plan's size is at most that of the files.
     """
     if manifest.byteorder != "little":
         raise NotExportable("it was written on a big-endian host, safetensors is little-endian")
@@ -233,7 +232,8 @@ def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _data(training: Mapping[str, Any]) -> DataSpec | None:
-    """Of the stored section, what tells of the tokenizer; None: this version cannot read it."""
+    """The fields of the stored section that describe the tokenizer; None: this version cannot read
+    them."""
     stored = _section(training, "data")
     known = ("tokenizer", "prepared", "special_tokens")
     try:

@@ -279,7 +279,7 @@ class _AwaitedFiles:
                 path, prepared, lambda: self._mapped(path, facts), self._shard_until
             )
         except BaseException:
-            self.begin_window()  # whoever reads it again has all the time
+            self.begin_window()  # the next attempt to read it has all of the time
             raise
 
     def _shard_until(self) -> float:

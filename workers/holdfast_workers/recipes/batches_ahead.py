@@ -1,9 +1,9 @@
 """Reads the batches of the next step while a step computes.
 
 One thread at a time reads the data, a step after the other, and ends when it gets none for a while.
-It is not started anew for each step: whoever starts a thread waits until it runs. What is read is a
-pure function of its *share*: batches that were read ahead for another one are dropped, and read
-anew. A reading that is dropped ends before its next batch, also while it waits for data.
+It is not started anew for each step: the start of a thread returns only once the thread runs. What
+is read is a pure function of its *share*: batches that were read ahead for another one are dropped,
+and read anew. A reading that is dropped ends before its next batch, also while it waits for data.
 
 The training thread takes the batches in their order. Its wait for one is no hang, whether the data
 or the processor is slow: a longer one is the phase `data`, with a bound of its own.

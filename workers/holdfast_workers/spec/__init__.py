@@ -38,7 +38,7 @@ from holdfast_workers.spec.safeguards import (
     NonfiniteGuardSpec,
     SpikeGuardSpec,
 )
-from holdfast_workers.spec.spec_fault import SpecFault
+from holdfast_workers.spec.spec_fault import OF_DEFAULT, SpecFault
 from holdfast_workers.spec.train import (
     BYTE_VOCABULARY,
     BYTES,
@@ -66,6 +66,7 @@ __all__ = [
     "MOST_CLASSES",
     "MOST_PIXELS",
     "NEAR_SIZES",
+    "OF_DEFAULT",
     "OF_SOURCES",
     "ActivationCheckpointing",
     "CheckpointSpec",
