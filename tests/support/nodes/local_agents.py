@@ -119,8 +119,10 @@ class LocalAgents:
         job_id: str = "job",
         restart_delay_s: float = 0.3,
         host: str = "127.0.0.1",
+        own_caches: bool = False,
         **config: Any,
     ) -> None:
+        """`own_caches`: each node has a cache of its own; otherwise they share one."""
         self.root = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir="/dev/shm"))
         self.secret = os.urandom(32)
         self.on_signal: Callable[[Signal], None] = lambda _: None
@@ -143,7 +145,7 @@ class LocalAgents:
                     mesh=mesh,
                     capacity=capacity,
                     secret=self.secret,
-                    cache_dir=str(remote_root.parent / "cache"),
+                    cache_dir=str(remote_root.parent / f"cache{index if own_caches else ''}"),
                     remote_root=remote or str(remote_root),
                     env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
                     **config,

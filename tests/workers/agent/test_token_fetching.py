@@ -1,4 +1,4 @@
-"""The fetching process knows which window the ranks of its node read."""
+"""The fetching process knows which window the ranks of its node read, and the nodes beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from holdfast_workers.agent import token_fetching
 from holdfast_workers.agent.token_fetching import TokenFetching
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.ipc.children import Child, ZygoteFailed
-from holdfast_workers.protocol.processes import FetcherJob, WindowRead
+from holdfast_workers.protocol.messages import Partner
+from holdfast_workers.protocol.processes import FetcherJob, FetchOrder
+
+NODES = (Partner("n0", "127.0.0.1", 1), Partner("n1", "127.0.0.2", 2))
 
 
 class Forks:
@@ -42,14 +45,14 @@ class Forks:
 
     def watch(self, child: Child) -> None: ...
 
-    def received(self) -> list[int]:
-        """The windows that the newest process has been sent since the last call."""
-        windows = []
+    def received(self) -> list[FetchOrder]:
+        """What the newest process has been sent since the last call."""
+        orders = []
         try:
             while True:
-                windows.append(control_channel.receive(self.ends[-1], WindowRead).window)
+                orders.append(control_channel.receive(self.ends[-1], FetchOrder))
         except BlockingIOError:
-            return windows
+            return orders
 
     def close(self) -> None:
         for child in self.children:
@@ -67,16 +70,23 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
 
 
 def fetching(root: Path, forks: Forks) -> TokenFetching:
-    return TokenFetching(agent_config(root), cast(Any, forks), threading.Event())
+    return TokenFetching(
+        agent_config(root, tls_dir="certificates"), cast(Any, forks), threading.Event()
+    )
 
 
 def test_the_process_learns_each_change_once(tmp_path: Path, forks: Forks) -> None:
     own = fetching(tmp_path, forks)
     own.fork(cast(Any, forks))
-    assert forks.jobs == [FetcherJob(str(tmp_path / "cache"), None)]
+    cache, secret = str(tmp_path / "cache"), b"s" * 32
+    assert forks.jobs == [FetcherJob(cache, FetchOrder(), "n0", secret, "certificates")]
+    assert "ssss" not in repr(forks.jobs)
     for window in (0, 0, 1, 1, 5, 3):  # a restore leads back
         own.read_from(window)
-    assert forks.received() == [0, 1, 5, 3]
+    assert forks.received() == [FetchOrder(window) for window in (0, 1, 5, 3)]
+    for caches in (NODES, NODES, NODES[:1]):
+        own.fetch_from(caches)
+    assert forks.received() == [FetchOrder(3, NODES), FetchOrder(3, NODES[:1])]
 
 
 def test_the_next_process_is_forked_with_what_the_last_one_knew(
@@ -84,24 +94,25 @@ def test_the_next_process_is_forked_with_what_the_last_one_knew(
 ) -> None:
     own = fetching(tmp_path, forks)
     own.read_from(7)
+    own.fetch_from(NODES)
     forks.failing = 2
     own.fork(cast(Any, forks))
     forks.ends[-1].close()  # it is killed
     own.read_from(8)
     own.fork(cast(Any, forks))
-    assert [job.window for job in forks.jobs] == [7, 8]
+    assert [job.order for job in forks.jobs] == [FetchOrder(7, NODES), FetchOrder(8, NODES)]
     assert forks.received() == []
     own.read_from(9)
-    assert forks.received() == [9]
+    assert forks.received() == [FetchOrder(9, NODES)]
 
 
 def test_a_message_without_room_is_sent_later(tmp_path: Path, forks: Forks) -> None:
     own = fetching(tmp_path, forks)
     own.fork(cast(Any, forks))
     sent = 0
-    while own._known in (None, sent - 1):
+    while own._known.window in (None, sent - 1):
         own.read_from(sent)
         sent += 1
-    assert forks.received()[-1] == sent - 2
+    assert forks.received()[-1] == FetchOrder(sent - 2)
     own.read_from(sent - 1)
-    assert forks.received() == [sent - 1]
+    assert forks.received() == [FetchOrder(sent - 1)]

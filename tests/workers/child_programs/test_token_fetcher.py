@@ -27,10 +27,11 @@ from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
 from holdfast_workers.fault_injection.kinds import FaultKind
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE
-from holdfast_workers.protocol.processes import FetcherJob, WindowRead
+from holdfast_workers.protocol.processes import FetcherJob, FetchOrder
 from holdfast_workers.spec import DataSpec, PreparedSpec, TrainingSpec
 from holdfast_workers.token_sets.node_fetch import Pauses, fetch
 
+SECRET = b"s" * 32
 MADE = MadeSet("web", random_shards(1, [30, 40, 50]))
 
 
@@ -49,9 +50,10 @@ def talking_fetcher(
     training = TrainingSpec(data=DataSpec(prepared=prepared, **data))
     config = agent_config(root, training=training).storage_zygote_config
     agent, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    job = FetcherJob(str(cache), FetchOrder(), "n0", SECRET)
     with ThreadPoolExecutor(1) as pool, own:
         try:
-            yield pool.submit(token_fetcher.run, own, FetcherJob(str(cache)), config), agent
+            yield pool.submit(token_fetcher.run, own, job, config), agent
         finally:
             agent.close()
 
@@ -119,7 +121,7 @@ def test_it_brings_the_groups_that_its_agent_says(
     order = TokenOrder(sizes, None, training.model.sequence_length, training.train.seed, 1)
     with talking_fetcher(tmp_path, cache, prepared, shuffle_gb=1e-9) as (_, agent):
         for window in (0, 400, 3):
-            control_channel.send(agent, WindowRead(window))
+            control_channel.send(agent, FetchOrder(window))
             start = window * training.train.global_batch
             groups = order.groups_between(start, start + training.train.global_batch)
             numbers = {number for group in groups for number in group.shards}

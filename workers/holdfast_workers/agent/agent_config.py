@@ -159,7 +159,7 @@ def join_order(order: FormOrder, seat: Seat, segment: Path) -> JoinOrder:
     """The order for one worker. `segment`: path of its rank's own segment."""
     ranks = sorted(other.rank for other in order.seats)
     return JoinOrder(
-        form=replace(order, seats=()),
+        form=replace(order, seats=(), caches=()),
         seat=replace(seat, restore=replace(seat.restore, origins=())),
         segment_path=str(segment),
         local_rank=ranks.index(seat.rank),

@@ -352,6 +352,7 @@ class NodeAgent:
         self._worker_pool.end_unseated(order)
         self._memory.use_mesh(order.mesh)
         self._mesh = order.mesh
+        self._fetching.fetch_from(order.caches)
         for seat in order.seats:
             first_step = seat.restore.step + 1
             self._fetching.read_from(Ledger.of(order.skipped).window(first_step))
@@ -359,7 +360,8 @@ class NodeAgent:
         self._send_lease(order.attempt, *self._authority.lease_until(order.attempt))
         return Done()
 
-    def _warm_up(self, _: commands.WarmUp) -> Done:
+    def _warm_up(self, command: commands.WarmUp) -> Done:
+        self._fetching.fetch_from(command.caches)
         self._worker_pool.fill()
         return Done()
 

@@ -70,6 +70,7 @@ class NodeMemory:
             on_lifeline_end=on_lifeline_end,
             heartbeat_s=config.plan.heartbeat_s,
             tls=self.tls,
+            cache_dir=Path(config.cache_dir) if config.reads_token_sets else None,
         )
         self._server: DataServer | None = None
         self._replicator = Replicator(

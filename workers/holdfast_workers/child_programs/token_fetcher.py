@@ -22,8 +22,11 @@ from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.fault_injection.failing_storage import with_injected_failures
 from holdfast_workers.ipc import control_channel
-from holdfast_workers.protocol.processes import FetcherJob, StorageZygoteConfig, WindowRead
+from holdfast_workers.memory.cache_transfer import RemoteCache
+from holdfast_workers.memory.peer_tls import peer_tls
+from holdfast_workers.protocol.processes import FetcherJob, FetchOrder, StorageZygoteConfig
 from holdfast_workers.token_sets.node_fetch import FetchProgress, fetch
+from holdfast_workers.token_sets.partner_caches import PartnerCaches
 
 AGAIN_AFTER_S = 30.0
 """From a failure of the fetch to the end of the process, which the agent replaces."""
@@ -34,20 +37,20 @@ _log = structlog.get_logger()
 def run(end: socket.socket, job: FetcherJob, config: StorageZygoteConfig) -> int:
     """Returns 0 once the agent is gone, and 1 some time after the fetch has failed."""
     stop, codes = threading.Event(), SimpleQueue[int]()
-    window = job.window
+    order = job.order
 
     def until_agent_is_gone() -> None:
-        nonlocal window
+        nonlocal order
         try:
             while True:
-                window = control_channel.receive(end, WindowRead).window
+                order = control_channel.receive(end, FetchOrder)
         except control_channel.ControlClosed:
             pass
         finally:
             codes.put(0)
 
     def until_fetch_fails() -> None:
-        codes.put(_fetch(job, config, stop, lambda: window))
+        codes.put(_fetch(job, config, stop, lambda: order))
 
     for work in (until_agent_is_gone, until_fetch_fails):
         threading.Thread(target=work, name=work.__name__, daemon=True).start()
@@ -60,7 +63,7 @@ def _fetch(
     job: FetcherJob,
     config: StorageZygoteConfig,
     stop: threading.Event,
-    window: Callable[[], int | None],
+    order: Callable[[], FetchOrder],
 ) -> int:
     faults = Path(config.storage_fault_file)
     opened = cache(partial(open_storage, options=config.storage))  # each has connections
@@ -68,6 +71,8 @@ def _fetch(
     def open_set(uri: str) -> Storage:
         return with_injected_failures(opened(uri), faults)
 
+    connect = partial(RemoteCache, job.secret, tls=peer_tls(job.tls_dir))
+    partners = PartnerCaches(job.agent, connect, lambda: order().caches)
     began = time.monotonic()
     is_logged = False
 
@@ -77,7 +82,13 @@ def _fetch(
             is_logged = True
             took_s = round(time.monotonic() - began, 3)
             what = "the token sets are here" if now.is_all else "the first token groups are here"
-            _log.info(what, shards=now.shards, nbytes=now.nbytes, took_s=took_s)
+            _log.info(
+                what,
+                shards=now.shards,
+                nbytes=now.nbytes,
+                from_partners=now.from_partners,
+                took_s=took_s,
+            )
 
     try:
         fetch(
@@ -86,7 +97,8 @@ def _fetch(
             Path(job.cache_dir),
             stop,
             log_when_whole,
-            window,
+            lambda: order().window,
+            partners=partners,
         )
     except Exception:  # its reason is left for the ranks
         _log.exception("the token sets are not fetched")

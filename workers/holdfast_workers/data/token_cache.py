@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 from holdfast_workers.data.token_set import BadTokenSet, ShardFacts, TokenSet
 from holdfast_workers.private_files import write_private
 from holdfast_workers.spec import PreparedSpec
+
+_NAME = re.compile(r"tokens-[0-9a-f]{32}\.json|shard-[0-9a-f]{32}\.bin")
 
 
 def manifest_file(cache_dir: Path, prepared: PreparedSpec) -> Path:
@@ -23,6 +26,11 @@ def manifest_file(cache_dir: Path, prepared: PreparedSpec) -> Path:
 
 def shard_file(cache_dir: Path, shard: ShardFacts) -> Path:
     return cache_dir / f"shard-{shard.digest}.bin"
+
+
+def is_name(name: str) -> bool:
+    """Whether a file of the cache with this name is a manifest or a shard."""
+    return _NAME.fullmatch(name) is not None
 
 
 def decoded(content: bytes, where: str, prepared: PreparedSpec) -> TokenSet:

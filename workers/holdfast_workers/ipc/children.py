@@ -29,11 +29,11 @@ from holdfast_workers.protocol.answers import AgentFailure
 from holdfast_workers.protocol.processes import (
     ZYGOTE_ANSWERS,
     AskStorePort,
+    FetchOrder,
     Forked,
     Job,
     ProcessReady,
     StorageZygoteConfig,
-    WindowRead,
     WorkerJob,
     WorkerOrder,
     ZygoteConfig,
@@ -85,7 +85,7 @@ class Child:
     _closed: bool = False
 
     def send(
-        self, message: WorkerOrder | AskStorePort | WindowRead, *, or_drop: bool = False
+        self, message: WorkerOrder | AskStorePort | FetchOrder, *, or_drop: bool = False
     ) -> bool:
         """Send a control message; never waits. False if the process has ended (the I/O loop reports
         its exit), or its socket buffer is full of unread messages: such a process is killed. With

@@ -1,4 +1,5 @@
-"""The server of the data channel: receives replicas, serves commits, and beats on lifelines.
+"""The server of the data channel: receives replicas, serves commits and files of the node's cache,
+and beats on lifelines.
 
 Promises:
 
@@ -22,6 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -29,6 +31,7 @@ import structlog
 from holdfast_workers.ipc.listening import PortRange, PortsExhausted, listen
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.box_transfer import requested_commit, serve_boxes
+from holdfast_workers.memory.cache_transfer import serve_cached
 from holdfast_workers.memory.heartbeat import HeartbeatSender, HeldLifeline
 from holdfast_workers.memory.link_probe import echo
 from holdfast_workers.memory.peer_tls import PeerTls
@@ -73,10 +76,12 @@ class DataServer:
         max_connections: int = 1024,
         max_handshakes: int = 256,
         tls: PeerTls | None = None,
+        cache_dir: Path | None = None,
     ) -> None:
         self._store = store
         self._secret = secret
         self._tls = tls
+        self._cache_dir = cache_dir
         self._on_replica = on_replica
         self._timeouts = timeouts
         self._max_connections = max_connections
@@ -181,6 +186,9 @@ class DataServer:
                     self._serve_requests(sock, self._serve_fetch)
                 case Role.BOXES:
                     self._serve_requests(sock, self._serve_boxes)
+                case Role.CACHE:
+                    wire.lower_priority(sock)
+                    self._serve_requests(sock, self._serve_cached)
                 case Role.EXCHANGE:
                     self._serve_requests(sock, echo)
                 case Role.LIFELINE:
@@ -319,6 +327,9 @@ class DataServer:
 
     def _serve_boxes(self, sock: socket.socket, header: dict[str, Any]) -> None:
         serve_boxes(sock, header, self._store_for, self._timeouts)
+
+    def _serve_cached(self, sock: socket.socket, header: dict[str, Any]) -> None:
+        serve_cached(sock, header, self._cache_dir)
 
     def _check_fence(self, credential: int) -> None:
         if credential < self._fenced:

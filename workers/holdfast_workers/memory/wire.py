@@ -80,6 +80,7 @@ class Role(StrEnum):
     BOXES = "boxes"
     LIFELINE = "lifeline"
     EXCHANGE = "exchange"
+    CACHE = "cache"
 
 
 class WireError(WorkersError):
@@ -399,6 +400,14 @@ def text_field(header: dict[str, Any], key: str) -> str:
     value = header.get(key)
     if not isinstance(value, str):
         raise WireError(f"header field {key!r} is {value!r}, not a string")
+    return value
+
+
+def texts_field(header: dict[str, Any], key: str) -> list[str]:
+    """The strings at `key` of a header. Raises WireError if there is no list of them."""
+    value = header.get(key)
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise WireError(f"header field {key!r} is {value!r}, not a list of strings")
     return value
 
 

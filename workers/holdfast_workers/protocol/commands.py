@@ -83,6 +83,8 @@ class WarmUp:
     agent: str
     attempt: int
     incarnation: str = ""
+    caches: tuple[Partner, ...] = ()
+    """The nodes that it may have token sets from, as in `FormOrder`."""
     kind: Literal[CommandKind.WARM_UP] = CommandKind.WARM_UP
 
 

@@ -270,7 +270,8 @@ class Restore:
 
 @dataclass(frozen=True)
 class Partner:
-    """An agent that keeps replicas of a rank's memory checkpoints, and its data channel."""
+    """An agent that keeps what other nodes need, such as replicas of their ranks' memory
+    checkpoints, and its data channel."""
 
     agent: str
     host: str
@@ -317,6 +318,8 @@ class FormOrder:
     """The place of this node among the nodes with ranks, by their lowest ranks."""
     nodes: int = 1
     """The number of nodes with ranks."""
+    caches: tuple[Partner, ...] = ()
+    """The nodes, this one among them, that have token sets from each other; empty: it has none."""
 
 
 @dataclass(frozen=True)
@@ -324,7 +327,7 @@ class JoinOrder:
     """The order with which an agent gives a rank of an attempt to one of its workers."""
 
     form: FormOrder
-    """The order without its seats."""
+    """The order without what only the agent uses: seats and caches."""
     seat: Seat
     """The seat without origins, which only the agent uses."""
     segment_path: str

@@ -16,7 +16,7 @@ from pydantic import Field
 from holdfast_workers.protocol.answers import AgentFailure, PublishedCheckpoint
 from holdfast_workers.protocol.commands import FinalizeCheckpoint, TidyRemoteTier
 from holdfast_workers.protocol.findings import HealthFinding
-from holdfast_workers.protocol.messages import JoinOrder, StepRow
+from holdfast_workers.protocol.messages import JoinOrder, Partner, StepRow
 from holdfast_workers.protocol.run_plan import RunPlan
 from holdfast_workers.protocol.signals import (
     GuardTripReported,
@@ -284,10 +284,13 @@ class StorePort:
 
 
 @dataclass(frozen=True)
-class WindowRead:
-    """The first window of the sample order that ranks of the node read now."""
+class FetchOrder:
+    """What a fetcher is to follow; a later one replaces it."""
 
-    window: int
+    window: int | None = None
+    """The first window of the sample order that ranks of the node read now; None: not known yet."""
+    caches: tuple[Partner, ...] = ()
+    """As in `FormOrder`."""
 
 
 @dataclass(frozen=True)
@@ -440,11 +443,15 @@ class TidierJob:
 @dataclass(frozen=True)
 class FetcherJob:
     """Bring the job's token sets into the node's cache, and hold there what its ranks read. The
-    agent sends `WindowRead` whenever that changes."""
+    agent sends another `FetchOrder` whenever that changes."""
 
     cache_dir: str
-    window: int | None = None
-    """As in `WindowRead`; None: not known yet."""
+    order: FetchOrder
+    agent: str
+    secret: bytes = field(repr=False)
+    """Of the data channel."""
+    tls_dir: str = ""
+    """As in the agent's configuration."""
 
     process: ClassVar[str] = "fetcher"
     answers: ClassVar[tuple[type, ...]] = (StorageRefusal,)

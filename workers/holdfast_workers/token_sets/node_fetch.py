@@ -2,10 +2,12 @@
 
 Each file is verified by its digest while it is written under another name, and gets its own name
 once it is on disk. What the job reads now, and next (`fetch_plan`), stays locked, and the rest may
-be removed. What is damaged, missing or refused is tried again until it comes or the fetch is
-stopped, and its reason is left for the ranks (`token_cache.report_trouble`). What goes, because a
-rank found it damaged, is fetched again. Processes of one node do not fetch the same file twice at
-once: they lock its unfinished file, which the next one takes over from one that was killed.
+be removed. It comes from the cache of another node if one has it, or will have it soon
+(`partner_caches`), else from the store. What is damaged, missing or refused is tried again until it
+comes or the fetch is stopped, and its reason is left for the ranks (`token_cache.report_trouble`).
+What goes, because a rank found it damaged, is fetched again. Processes of one node do not fetch the
+same file twice at once: they lock its unfinished file, which the next one takes over from one that
+was killed.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -22,6 +25,7 @@ import xxhash
 
 from holdfast_workers.checkpoint.storage import (
     ObjectMissing,
+    ObjectReader,
     Storage,
     StorageError,
     TransientStorageError,
@@ -37,10 +41,17 @@ from holdfast_workers.data.token_cache import (
 from holdfast_workers.data.token_corpus import order_of, shuffle_bytes
 from holdfast_workers.data.token_set import MANIFEST, BadTokenSet, ShardFacts, TokenSet
 from holdfast_workers.errors import WorkersError
+from holdfast_workers.memory.cache_transfer import (
+    MOST_NAMES,
+    CacheUnreachable,
+    NotCached,
+    RemoteCache,
+)
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, cache_limit_bytes, make_room
 from holdfast_workers.private_files import make_private_folder, sync_folder, write_private
 from holdfast_workers.spec import PreparedSpec, TrainingSpec
+from holdfast_workers.token_sets.partner_caches import PartnerCaches
 
 _PIECE_BYTES = 4 << 20
 _POLL_S = 0.2
@@ -61,6 +72,8 @@ class Pauses:
     """Before it is looked again whether others have made room."""
     look_s: float = 5.0
     """Between looks whether a file has gone."""
+    partners_s: float = 10.0
+    """How long another node may bring nothing of what it is to bring before this one does."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,8 @@ class FetchProgress:
     """Whether these are all shards of the job."""
     trouble: str = ""
     """The last reason why something is not there, until it is."""
+    from_partners: int = 0
+    """The files that came from other nodes, since the beginning."""
 
     @property
     def is_whole(self) -> bool:
@@ -108,19 +123,21 @@ def fetch(
     on_progress: Callable[[FetchProgress], None],
     window: Callable[[], int | None],
     pauses: Pauses = Pauses(),
+    partners: PartnerCaches | None = None,
 ) -> None:
     """Bring the shards of `spec.data.prepared` that a run reads at a window of its order, and those
     that it reads next, and then what has gone from `cache_dir`, until `stop` is set. What is held
     stays locked until it has been read, or this process ends. `window`: the first one that ranks
     read now; while it is None, shards come only if the cache may keep all. `on_progress` learns
     when all that is to be held is there. `open_set`: the storage of a set by its URI, for each
-    file; if it raises, it is called again.
+    file; if it raises, it is called again. `partners`: the caches of other nodes, if there are any.
 
     Whatever it raises, its reason is left for the ranks: CorpusError if the cache may not keep
     enough, ValueError if there is no order, InvalidCacheLimit, OSError.
     """
     try:
-        _NodeFetch(spec, open_set, cache_dir, stop, on_progress, window, pauses).run()
+        partners = partners or PartnerCaches("", partial(RemoteCache, b""), tuple)
+        _NodeFetch(spec, open_set, cache_dir, stop, on_progress, window, pauses, partners).run()
     except Exception as error:
         reason = str(error) if isinstance(error, WorkersError) else repr(error)
         for each in spec.data.prepared:
@@ -138,6 +155,7 @@ class _NodeFetch:
         on_progress: Callable[[FetchProgress], None],
         window: Callable[[], int | None],
         pauses: Pauses,
+        partners: PartnerCaches,
     ) -> None:
         self._spec = spec
         self._prepared = list({each.digest: each for each in spec.data.prepared}.values())
@@ -147,6 +165,8 @@ class _NodeFetch:
         self._on_progress = on_progress
         self._window = window
         self._pauses = pauses
+        self._partners = partners
+        self._from_partners = 0
         self._limit_bytes = cache_limit_bytes(os.environ)
         self._sets: dict[str, TokenSet] = {}
         self._plan: FetchPlan | None = None
@@ -254,34 +274,61 @@ class _NodeFetch:
         self._look_at = time.monotonic() + self._pauses.look_s
         return gone
 
-    def _and_gone(self, wanted: Iterable[WantedFile]) -> Iterator[WantedFile]:
-        """The wanted files, and between them those that have gone: all may take hours."""
-        for each in wanted:
+    def _in_turn(self, left: list[WantedFile], unreachable: set[str]) -> Iterator[WantedFile]:
+        """The files that are left, nearly in their order, each once it can be had: from another
+        node, or because this node is to bring it from the store, or because no other one does.
+        Each is taken from the list then. Between them come those that have gone: all may take
+        hours. Raises _Stopped."""
+        waits_until = time.monotonic() + self._pauses.partners_s
+        while left:
             if time.monotonic() >= self._look_at:
                 yield from self._gone()
-            yield each
+            turn = self._turn(left[:MOST_NAMES], unreachable)
+            if not turn:
+                if time.monotonic() < waits_until and not self._has_moved():
+                    self._pause(_POLL_S)
+                    continue
+                self._partners.give_up(left[0].path.name)
+            for each in turn or left[:1]:
+                yield each
+                left.remove(each)
+            waits_until = time.monotonic() + self._pauses.partners_s
+
+    def _turn(self, near: list[WantedFile], unreachable: set[str]) -> list[WantedFile]:
+        """Those of the files that can be had now, up to the first one that comes from the store:
+        meanwhile, others may have come to other nodes."""
+        self._partners.ask([each.path.name for each in near])
+        turn = []
+        for each in near:
+            is_reached = each.prepared.digest not in unreachable
+            is_own = self._partners.is_own(each.path.name)
+            if self._partners.have(each.path.name) or each.path.exists() or not is_reached:
+                turn.append(each)
+            elif is_own:
+                return [*turn, each]
+        return turn
 
     # --- attempts, and what they report -----------------------------------------------------
 
-    def _bring_all(self, wanted: Iterable[WantedFile]) -> None:
+    def _bring_all(self, wanted: list[WantedFile]) -> None:
         """Return once all is there, or others are wanted. Raises _Stopped."""
         left = wanted
         while True:
             failed, unreachable, pause_s = [], set[str](), self._pauses.room_s
-            has_room = True
-            for each in self._and_gone(left):
+            for each in self._in_turn(left, unreachable):
                 if self._has_moved():
                     return
-                if not has_room or each.prepared.digest in unreachable:
+                is_reached = each.prepared.digest not in unreachable
+                if not is_reached and not self._partners.have(each.path.name):
                     failed.append(each)
                 elif (error := self._attempts(each)) is not None:
                     failed.append(each)
                     self._report(each.prepared, str(error))
                     if isinstance(error, _NoRoom):
-                        has_room = False
+                        failed += [other for other in left if other is not each]
                         self._go_by_groups()
-                    else:
-                        pause_s = self._pauses.round_s
+                        break
+                    pause_s = self._pauses.round_s
                     if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
                         unreachable.add(each.prepared.digest)
             for prepared in self._prepared:
@@ -334,7 +381,15 @@ class _NodeFetch:
         there = len(self._there), sum(self._there.values())
         is_all = self._plan is not None and self._plan.keeps_all
         self._on_progress(
-            FetchProgress(len(self._shards), there[0], nbytes, there[1], is_all, self._trouble)
+            FetchProgress(
+                len(self._shards),
+                there[0],
+                nbytes,
+                there[1],
+                is_all,
+                self._trouble,
+                self._from_partners,
+            )
         )
 
     def _pause(self, seconds: float) -> None:
@@ -365,11 +420,30 @@ class _NodeFetch:
         try:
             self._sets[prepared.digest] = decoded(path.read_bytes(), str(path), prepared)
         except (FileNotFoundError, BadTokenSet):
-            content = self._open_set(prepared.uri).read(MANIFEST)
-            where = joined(prepared.uri, MANIFEST)
-            self._sets[prepared.digest] = decoded(content, where, prepared)
+            content = self._manifest_of_partner(wanted)
+            if content is None:
+                content = self._open_set(prepared.uri).read(MANIFEST)
+                where = joined(prepared.uri, MANIFEST)
+                self._sets[prepared.digest] = decoded(content, where, prepared)
             write_private(path, content)
         self._hold(path, use_locks.opened(path))
+
+    def _manifest_of_partner(self, wanted: WantedFile) -> bytes | None:
+        """The manifest, verified; None if it does not come from another node."""
+        name = wanted.path.name
+        if not self._partners.have(name):
+            return None
+        try:
+            with self._partners.open(name) as reader:
+                content = bytearray(reader.nbytes)
+                reader.readinto(memoryview(content))
+            where = f"{name} of another node"
+            self._sets[wanted.prepared.digest] = decoded(bytes(content), where, wanted.prepared)
+        except (CacheUnreachable, NotCached, BadTokenSet) as error:
+            self._partners.refuse(name, error)
+            return None
+        self._from_partners += 1
+        return bytes(content)
 
     def _is_there(self, wanted: WantedFile) -> bool:
         """Whether a shard is there; then it is held."""
@@ -410,7 +484,8 @@ class _NodeFetch:
             # Another process may have finished it just before.
             if not path.exists() or path.stat().st_size != shard.nbytes:
                 self._make_room(shard.nbytes)
-                self._download(descriptor, prepared, shard)
+                if not self._copied(descriptor, path.name, shard):
+                    self._download(descriptor, prepared, shard)
                 unfinished.rename(path)
                 sync_folder(self._cache_dir)
         finally:
@@ -426,15 +501,39 @@ class _NodeFetch:
                 f"{LIMIT_VARIABLE} leave: it is fetched once some are free; or set more",
             )
 
+    def _copied(self, descriptor: int, name: str, shard: ShardFacts) -> bool:
+        """Whether the shard came from another node. Raises OSError and _Stopped."""
+        if not self._partners.have(name):
+            return False
+        try:
+            with self._partners.open(name) as source:
+                self._write(descriptor, source, shard, f"{name} of another node")
+        except (CacheUnreachable, NotCached, BadTokenSet) as error:
+            self._partners.refuse(name, error)
+            return False
+        self._from_partners += 1
+        return True
+
     def _download(self, descriptor: int, prepared: PreparedSpec, shard: ShardFacts) -> None:
         """Raises BadTokenSet, StorageError, OSError and _Stopped."""
+        where = joined(prepared.uri, shard.object_name)
+        with self._open_set(prepared.uri).open(shard.object_name) as source:
+            try:
+                self._write(descriptor, source, shard, where)
+            except BadTokenSet as error:
+                raise BadTokenSet(
+                    f"{error}; it is fetched again and again: restore the object, or delete it and "
+                    "prepare the data again"
+                ) from error
+
+    def _write(self, descriptor: int, source: ObjectReader, shard: ShardFacts, where: str) -> None:
+        """Write the content to the disk. Raises BadTokenSet, OSError and _Stopped, and what
+        `source` raises."""
         os.ftruncate(descriptor, 0)
         digest, nbytes = xxhash.xxh3_128(), 0
         piece = memoryview(bytearray(min(_PIECE_BYTES, shard.nbytes + 1)))
-        with (
-            self._open_set(prepared.uri).open(shard.object_name) as source,
-            os.fdopen(os.dup(descriptor), "wb") as file,
-        ):
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.seek(0)
             while nbytes <= shard.nbytes and (count := source.readinto(piece)):
                 self._pause(0.0)
                 digest.update(piece[:count])
@@ -443,9 +542,8 @@ class _NodeFetch:
             os.fsync(descriptor)
         if (found := str(digest.hexdigest())) != shard.digest:
             raise BadTokenSet(
-                f"{joined(prepared.uri, shard.object_name)} is damaged: its digest is {found} and "
-                f"not {shard.digest}, in {nbytes} bytes of {shard.nbytes}; it is fetched again and "
-                "again: restore the object, or delete it and prepare the data again"
+                f"{where} is damaged: its digest is {found} and not {shard.digest}, in {nbytes} "
+                f"bytes of {shard.nbytes}"
             )
 
 

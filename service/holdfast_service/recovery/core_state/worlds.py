@@ -113,6 +113,10 @@ class AttemptWorld:
     def hosts(self) -> set[str]:
         return {member.agent for member in self.members.values()}
 
+    def hosts_in_order(self) -> tuple[str, ...]:
+        """By their lowest ranks."""
+        return tuple(dict.fromkeys(self.members[rank].agent for rank in sorted(self.members)))
+
     def incarnations(self) -> set[AgentIncarnation]:
         return {(member.agent, member.incarnation) for member in self.members.values()}
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from holdfast_service.recovery.core_state.inputs import CommandFailed, PartnersSet
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_service.recovery.upkeep import save_intervals
+from holdfast_service.recovery.upkeep import save_intervals, token_caches
 from holdfast_service.recovery.upkeep.partners import request_partners
-from holdfast_workers.protocol.commands import CommandKind, WarmUp
+from holdfast_workers.protocol.commands import CommandKind
 
 REPEATED_COMMANDS = frozenset(
     {
@@ -64,4 +64,4 @@ def repeat_failed_commands(state: CoreState) -> None:
         elif command is CommandKind.SET_INTERVALS:
             save_intervals.request_intervals(state)
         elif command is CommandKind.WARM_UP and agent not in world.hosts():
-            state.request(WarmUp(agent, world.attempt, record.incarnation))
+            token_caches.request_warm_up(state, record)

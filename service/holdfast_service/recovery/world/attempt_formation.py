@@ -38,7 +38,7 @@ from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld
 from holdfast_service.recovery.nodes import node_eligibility, shape_selection
-from holdfast_service.recovery.upkeep import shard_rescue
+from holdfast_service.recovery.upkeep import shard_rescue, token_caches
 from holdfast_service.recovery.world import outcome, requeue
 from holdfast_service.recovery.world.attempt_orders import (
     build_world,
@@ -46,7 +46,7 @@ from holdfast_service.recovery.world.attempt_orders import (
     seating,
     store_agent,
 )
-from holdfast_workers.protocol.commands import Fence, Form, WarmUp
+from holdfast_workers.protocol.commands import Fence, Form
 from holdfast_workers.protocol.messages import Restore
 
 MAX_FOUND_REPORTED = 8
@@ -229,7 +229,7 @@ def warm_up(state: CoreState, record: AgentRecord) -> None:
         state.request(Fence(record.agent, state.worlds.attempt, record.incarnation))
     if node_eligibility.lacks_software(state.nodes, record):
         return
-    state.request(WarmUp(record.agent, state.worlds.attempt, record.incarnation))
+    token_caches.request_warm_up(state, record)
     ready = record.report.ready
     state.emit(StandbyEvent(agent=record.agent, state="ready" if ready else "warming"))
 

@@ -17,7 +17,7 @@ from holdfast_service.recovery.core_state.roster import AgentRecord
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_service.recovery.nodes import mesh_preference, node_eligibility
-from holdfast_service.recovery.upkeep import save_intervals
+from holdfast_service.recovery.upkeep import save_intervals, token_caches
 from holdfast_service.recovery.upkeep.partners import choose_partners
 from holdfast_workers.protocol.messages import FormOrder, Seat, Tier
 
@@ -83,7 +83,7 @@ def form_orders(
     """The order of each agent with ranks."""
     store = records[world.store].report
     orders: list[tuple[str, FormOrder]] = []
-    hosts = tuple(dict.fromkeys(world.members[rank].agent for rank in sorted(world.members)))
+    hosts = world.hosts_in_order()
     for node_rank, agent in enumerate(hosts):
         seats = tuple(
             Seat(
@@ -109,6 +109,7 @@ def form_orders(
             leave_after=state.config.next_change(world.restored_step),
             node_rank=node_rank,
             nodes=len(hosts),
+            caches=token_caches.near(state, world, agent),
         )
         orders.append((agent, order))
     return orders

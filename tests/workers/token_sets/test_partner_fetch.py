@@ -1,0 +1,462 @@
+"""Nodes have token sets from each other's caches, over their data channels."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.data.token_sets import MadeSet, random_shards
+from tests.support.memory.certificates import certified, new_authority
+from tests.support.memory.shm import SECRET
+from tests.support.waiting import DEADLINE_S, eventually
+
+from holdfast_workers.checkpoint.local_files import LocalStorage
+from holdfast_workers.checkpoint.storage import ObjectReader, Storage, TransientStorageError
+from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
+from holdfast_workers.memory import wire
+from holdfast_workers.memory.cache_transfer import (
+    CacheUnreachable,
+    NotCached,
+    RemoteCache,
+)
+from holdfast_workers.memory.data_server import DataServer
+from holdfast_workers.memory.peer_tls import PeerTls
+from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.memory.wire import Role, Timeouts
+from holdfast_workers.protocol.messages import Partner
+from holdfast_workers.spec import DataSpec, ModelSpec, PreparedSpec, TrainingSpec
+from holdfast_workers.token_sets import partner_caches
+from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
+from holdfast_workers.token_sets.partner_caches import PartnerCaches, ranked
+
+QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0)
+PATIENT = Pauses((0.0,), round_s=0.02, room_s=0.02, look_s=0.02, partners_s=3600.0)
+MANY = MadeSet("many", random_shards(1, [300 + n for n in range(24)]))
+
+
+class CountingStore(LocalStorage):
+    """Counts the objects that all its users open; without content while `is_away`."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.opened: Counter[str] = Counter()
+        self.is_away = False
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[ObjectReader]:
+        self.note(name)
+        with super().open(name) as source:
+            yield source
+
+    def read(self, name: str) -> bytes:
+        self.note(name)
+        return super().read(name)
+
+    def note(self, name: str) -> None:
+        self.opened[name] += 1
+        if self.is_away:
+            raise TransientStorageError(name, "the bucket is away")
+
+
+class CacheNode:
+    """A node with a cache and its data channel; `fetch` brings a set there."""
+
+    def __init__(self, folder: Path, name: str, tls: PeerTls | None = None) -> None:
+        self.cache = folder / name
+        self.cache.mkdir()
+        self.name = name
+        self._tls = tls
+        self._stop = threading.Event()
+        memory = SegmentStore(folder / f"{name}-memory", "tp=1")
+        self.server = DataServer(memory, SECRET, "127.0.0.1", tls=tls, cache_dir=self.cache)
+        self.progress: list[FetchProgress] = []
+
+    @property
+    def partner(self) -> Partner:
+        return Partner(self.name, "127.0.0.1", self.server.port)
+
+    def fetch(
+        self,
+        prepared: PreparedSpec,
+        store: Storage,
+        nodes: Sequence[Partner],
+        pauses: Pauses = PATIENT,
+        secret: bytes = SECRET,
+    ) -> None:
+        """Until all is there."""
+
+        def keep(now: FetchProgress) -> None:
+            self.progress.append(now)
+            if now.is_whole:
+                self._stop.set()
+
+        connect = partial(RemoteCache, secret, tls=self._tls, timeouts=QUICK)
+        partners = PartnerCaches(self.name, connect, lambda: nodes)
+        spec = TrainingSpec(
+            data=DataSpec(prepared=(prepared,)), model=ModelSpec(sequence_length=16)
+        )
+        what = (spec, lambda _: store, self.cache, self._stop, keep, lambda: 0, pauses, partners)
+        fetch(*what)
+
+    def close(self) -> None:
+        self._stop.set()
+        self.server.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[..., CacheNode]]:
+    with ExitStack() as stack:
+
+        def start(name: str, **options: Any) -> CacheNode:
+            return stack.enter_context(closing(CacheNode(tmp_path, name, **options)))
+
+        yield start
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CountingStore:
+    return CountingStore(tmp_path / "store")
+
+
+@pytest.fixture
+def prepared(store: CountingStore, tmp_path: Path) -> PreparedSpec:
+    return MANY.store(tmp_path / "store")
+
+
+def assert_whole(node: CacheNode) -> None:
+    for shard, content in MANY.contents.items():
+        assert shard_file(node.cache, shard).read_bytes() == content
+    assert manifest_file(node.cache, MANY.prepared()).read_bytes() == MANY.facts.encode()
+
+
+def together(nodes: Sequence[CacheNode], prepared: PreparedSpec, store: Storage) -> None:
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        partners = [node.partner for node in nodes]
+        for future in [pool.submit(node.fetch, prepared, store, partners) for node in nodes]:
+            future.result(DEADLINE_S)
+
+
+@contextmanager
+def running(node: CacheNode, *what: Any, **options: Any) -> Iterator[Future[None]]:
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(node.fetch, *what, **options)
+        finally:
+            node.close()
+
+
+def test_each_file_leaves_the_store_once_for_all_nodes(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec
+) -> None:
+    nodes = [node(f"n{n}") for n in range(3)]
+    together(nodes, prepared, store)
+    for each in nodes:
+        assert_whole(each)
+        assert each.progress[-1].from_partners > 0
+    manifests = store.opened.pop("manifest.json")
+    assert manifests <= 3
+    assert store.opened == dict.fromkeys((s.object_name for s in MANY.shards), 1)
+
+
+def test_a_node_that_comes_later_needs_no_store(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec
+) -> None:
+    """As when a node is replaced while the bucket is away: it is itself one of those that others
+    would ask, so some files had another node before."""
+    nodes = [node("n0"), node("n1")]
+    together(nodes, prepared, store)
+    store.is_away, before = True, store.opened.total()
+    late = node("n2")
+    late.fetch(prepared, store, [each.partner for each in (*nodes, late)])
+    assert_whole(late)
+    assert store.opened.total() == before
+    standby = node("standby")  # is none of those that others ask
+    standby.fetch(prepared, store, [each.partner for each in nodes])
+    assert_whole(standby)
+    assert store.opened.total() == before
+
+
+def test_what_others_have_comes_while_the_store_is_away(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec
+) -> None:
+    first, second = node("n0"), node("n1")
+    MANY.put_into_cache(first.cache)
+    for shard in MANY.shards[::3]:
+        shard_file(first.cache, shard).unlink()
+    store.is_away = True
+    both = [first.partner, second.partner]
+    pauses = Pauses((0.0,), round_s=0.02, room_s=0.02, look_s=0.02, partners_s=0.1)
+    with running(second, prepared, store, both, pauses=pauses) as result:
+        kept = [s for number, s in enumerate(MANY.shards) if number % 3]
+        eventually(lambda: all(shard_file(second.cache, s).exists() for s in kept))
+        assert "the bucket is away" in reported_trouble(second.cache, prepared)
+        assert not result.done()
+        store.is_away = False
+        result.result(DEADLINE_S)
+    assert_whole(second)
+
+
+def test_a_node_that_cannot_be_reached_costs_no_shard(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec
+) -> None:
+    own, gone = node("n0"), node("n1")
+    gone.close()
+    own.fetch(prepared, store, [own.partner, gone.partner])
+    assert_whole(own)
+
+
+def test_a_node_that_brings_nothing_is_left_out(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec
+) -> None:
+    own, idle = node("n0"), node("n1")
+    began = time.monotonic()
+    pauses = Pauses((0.0,), round_s=0.02, room_s=0.02, look_s=0.02, partners_s=1.0)
+    own.fetch(prepared, store, [own.partner, idle.partner], pauses)
+    assert_whole(own)
+    waits = (time.monotonic() - began) / pauses.partners_s
+    assert waits < len(MANY.shards) / 4, "it is waited for once, and not for each shard"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", wire.GREETING + bytes(wire.NONCE_BYTES)], ids=["silent", "greeting"]
+)
+def test_a_node_that_hangs_is_left_out(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec, answer: bytes
+) -> None:
+    own = node("n0")
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        kept: list[socket.socket] = []
+
+        def accept() -> None:
+            connection, _ = silent.accept()
+            connection.sendall(answer)
+            kept.append(connection)
+
+        pool.submit(accept)
+        hangs = Partner("n1", "127.0.0.1", silent.getsockname()[1])
+        own.fetch(prepared, store, [own.partner, hangs])
+        for connection in kept:
+            connection.close()
+    assert_whole(own)
+
+
+@pytest.mark.parametrize("how", ["other bytes", "shorter", "longer", "manifest"])
+def test_what_is_damaged_on_a_node_comes_from_the_store(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec, how: str
+) -> None:
+    own, other = node("n0"), node("n1")
+    MANY.put_into_cache(other.cache)
+    files = [shard_file(other.cache, shard) for shard in MANY.shards]
+    for file in [manifest_file(other.cache, prepared)] if how == "manifest" else files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        damaged = {"shorter": content[:-1], "longer": content + b"x" * 9_000_000}
+        file.write_bytes(bytes(damaged.get(how, content)))
+    own.fetch(prepared, store, [own.partner, other.partner])
+    assert_whole(own)
+    assert store.opened.total() > 0
+    assert not [*own.cache.glob("*.part")]
+
+
+def test_a_full_disk_is_not_the_fault_of_the_node_that_sends(
+    node: Callable[..., CacheNode],
+    store: CountingStore,
+    small_file_system: Path,
+) -> None:
+    large = MadeSet("large", random_shards(4, [3_000_000]))
+    prepared = large.store(Path(store.uri.removeprefix("file://")))
+    own, other = node("n0"), node("n1")
+    large.put_into_cache(other.cache)
+    own.cache = small_file_system / "cache"
+    before = {*Path("/proc/self/fd").iterdir()}
+    filler = small_file_system / "filler"
+    filler.write_bytes(bytes(4 << 20))
+    store.is_away = True
+    with running(own, prepared, store, [own.partner, other.partner]) as result:
+        eventually(lambda: "No space left" in reported_trouble(own.cache, prepared))
+        filler.unlink()
+        result.result(DEADLINE_S)
+    assert shard_file(own.cache, large.shards[0]).stat().st_size == large.shards[0].nbytes
+    for link in {*Path("/proc/self/fd").iterdir()} - before:  # of what is held in this process
+        if link.is_symlink() and link.readlink().is_relative_to(own.cache):
+            os.close(int(link.name))
+
+
+def test_with_tls_and_only_with_the_secret_of_the_job(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec, tmp_path: Path
+) -> None:
+    authority = new_authority()
+    tls = [PeerTls(certified(tmp_path / f"tls{n}", authority)) for n in range(2)]
+    own, other = node("n0", tls=tls[0]), node("n1", tls=tls[1])
+    MANY.put_into_cache(other.cache)
+    store.is_away = True
+    both = [own.partner, other.partner]
+    own.fetch(prepared, store, both)
+    assert_whole(own)
+    stranger = node("stranger", tls=tls[0])
+    with running(stranger, prepared, store, both, secret=b"other") as result:
+        eventually(lambda: "the bucket is away" in reported_trouble(stranger.cache, prepared))
+        assert not result.done()
+        assert not [*stranger.cache.glob("*.bin")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret",
+        "shard-" + "../" * 10 + "xx.bin",
+        "fetch-" + "0" * 32 + ".json",
+        "source-" + "0" * 32 + ".json",
+        "shard-" + "0" * 32 + ".bin\n",
+        "",
+    ],
+)
+def test_no_other_file_is_served(node: Callable[..., CacheNode], tmp_path: Path, name: str) -> None:
+    own = node("n0")
+    (tmp_path / "secret").write_bytes(b"key")
+    for other in ("fetch-" + "0" * 32 + ".json", "source-" + "0" * 32 + ".json"):
+        (own.cache / other).write_bytes(b"reason")
+    cache = RemoteCache(SECRET, own.partner)
+    assert cache.which([name]) == set()
+    with pytest.raises(NotCached), cache.open(name):
+        pass
+    there = "shard-" + "1" * 32 + ".bin"
+    (own.cache / there).write_bytes(b"tokens")
+    assert cache.which([name, there]) == {there}, "a refusal ends no connection"
+    (own.cache / there).unlink()
+    (own.cache / there).mkdir()
+    with pytest.raises((NotCached, CacheUnreachable)), cache.open(there):
+        pass
+    cache.close()
+
+
+def test_a_file_that_is_cut_while_it_is_sent_ends_the_connection_only(
+    node: Callable[..., CacheNode],
+) -> None:
+    own = node("n0")
+    name = "shard-" + "1" * 32 + ".bin"
+    nbytes = 64 << 20
+    with (own.cache / name).open("wb") as file:
+        file.truncate(nbytes)
+    cache = RemoteCache(SECRET, own.partner, timeouts=QUICK)
+    with cache.open(name) as reader:
+        os.truncate(own.cache / name, 1 << 20)
+        piece = memoryview(bytearray(4 << 20))
+        with pytest.raises(CacheUnreachable, match="n0"):
+            while reader.readinto(piece):
+                pass
+    (own.cache / name).write_bytes(b"tokens")
+    with cache.open(name) as reader:
+        assert reader.readinto(piece) == 6
+    cache.close()
+
+
+def test_a_reader_that_stops_half_way_reads_the_next_file_whole(
+    node: Callable[..., CacheNode],
+) -> None:
+    own = node("n0")
+    names = ["shard-" + str(n) * 32 + ".bin" for n in range(2)]
+    for n, name in enumerate(names):
+        (own.cache / name).write_bytes(bytes([n]) * 10_000_000)
+    cache = RemoteCache(SECRET, own.partner)
+    piece = bytearray(10_000_001)
+    with cache.open(names[0]) as reader:
+        reader.readinto(memoryview(piece)[:5])
+    with cache.open(names[1]) as reader:
+        assert reader.readinto(memoryview(piece)) == 10_000_000
+        assert reader.readinto(memoryview(piece)) == 0
+    assert set(piece[:10_000_000]) == {1}
+    cache.close()
+
+
+def test_a_connection_that_ended_while_idle_is_made_anew(
+    node: Callable[..., CacheNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = node("n0")
+    cache, roles = RemoteCache(SECRET, own.partner), []
+    connect = wire.connect
+
+    def counted(secret: bytes, host: str, port: int, role: Role, *rest: Any, **more: Any) -> Any:
+        roles.append(role)
+        return connect(secret, host, port, role, *rest, **more)
+
+    monkeypatch.setattr(wire, "connect", counted)
+    for _ in range(3):
+        cache.which([])
+    assert roles == [Role.CACHE]
+    for sock in [*own.server._connections]:
+        wire.shut(sock)
+    eventually(lambda: not own.server._connections)
+    assert cache.which([]) == set()
+    assert roles == [Role.CACHE] * 2
+    cache.close()
+
+
+names = st.lists(st.text("ab01", min_size=1, max_size=3), min_size=1, max_size=9, unique=True)
+
+
+@given(st.text(max_size=5), names, st.data())
+def test_nodes_that_leave_do_not_change_the_order_of_the_rest(
+    file: str, nodes: list[str], data: st.DataObject
+) -> None:
+    left = data.draw(st.sets(st.sampled_from(nodes)))
+    order = ranked(file, data.draw(st.permutations(nodes)))
+    assert sorted(order) == sorted(nodes)
+    assert ranked(file, left) == [node for node in order if node in left]
+
+
+def test_the_files_are_shared_out_about_evenly() -> None:
+    nodes = [f"n{n}" for n in range(8)]
+    firsts = Counter(ranked(f"shard-{n}", nodes)[0] for n in range(8000))
+    assert firsts.keys() == {*nodes}
+    assert all(800 < count < 1200 for count in firsts.values())
+
+
+@given(names, st.data())
+def test_of_nodes_that_see_each_other_exactly_one_brings_a_file(
+    nodes: list[str], data: st.DataObject
+) -> None:
+    """And a node that sees no other brings all of them, whether it is asked or not."""
+    known = [Partner(node, "127.0.0.1", number) for number, node in enumerate(nodes)]
+    file = data.draw(st.text(max_size=5))
+    connect = partial(RemoteCache, b"")
+    clients = {node: PartnerCaches(node, connect, lambda: known) for node in nodes}
+    assert sum(client.is_own(file) for client in clients.values()) == 1
+    alone = data.draw(st.sampled_from([*nodes, "standby"]))
+    client = PartnerCaches(alone, connect, lambda: known)
+    assert client.is_own(file) == (alone in nodes and clients[alone].is_own(file))
+    for _ in range(len(nodes)):
+        client.give_up(file)
+    assert client.is_own(file)
+
+
+def test_a_node_that_failed_is_asked_again_later(
+    node: Callable[..., CacheNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partner_caches, "AWAY_S", 0.05)
+    own = node("n1")
+    name = "shard-" + "1" * 32 + ".bin"
+    (own.cache / name).write_bytes(b"tokens")
+    client = PartnerCaches("n0", partial(RemoteCache, SECRET), lambda: [own.partner])
+    client.ask([name])
+    assert client.have(name)
+    client.refuse(name, CacheUnreachable("it is gone"))
+    assert not client.have(name)
+
+    def asked() -> bool:
+        client.ask([name])
+        return client.have(name)
+
+    eventually(asked)
