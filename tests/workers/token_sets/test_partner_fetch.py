@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -335,10 +336,11 @@ def test_no_other_file_is_served(node: Callable[..., CacheNode], tmp_path: Path,
     there = "shard-" + "1" * 32 + ".bin"
     (own.cache / there).write_bytes(b"tokens")
     assert cache.which([name, there]) == {there}, "a refusal ends no connection"
-    (own.cache / there).unlink()
-    (own.cache / there).mkdir()
-    with pytest.raises((NotCached, CacheUnreachable)), cache.open(there):
-        pass
+    for make in (Path.mkdir, os.mkfifo, partial(Path.symlink_to, target=tmp_path / "secret")):
+        path = own.cache / f"shard-{uuid.uuid4().hex}.bin"
+        make(path)
+        with pytest.raises(NotCached), cache.open(path.name):
+            pass
     cache.close()
 
 

@@ -7,8 +7,10 @@ makes shorter ends the connection, and not the agent.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,26 +47,26 @@ def serve_cached(sock: socket.socket, header: dict[str, Any], cache_dir: Path | 
     """Answer which of some files are there, or send one. `cache_dir`: None of a node without."""
     match header.get("op"):
         case "which":
-            names = wire.texts_field(header, "names")
-            there = [name for name in names[:MOST_NAMES] if _size(cache_dir, name) is not None]
-            wire.send_header(sock, {"there": there})
+            names = wire.texts_field(header, "names")[:MOST_NAMES]
+            wire.send_header(
+                sock, {"there": [each for each in names if _is_there(cache_dir, each)]}
+            )
         case "read":
             _send(sock, cache_dir, wire.text_field(header, "name"))
         case other:
             raise WireError(f"unknown request {other!r}")
 
 
-def _size(cache_dir: Path | None, name: str) -> int | None:
+def _is_there(cache_dir: Path | None, name: str) -> bool:
     if cache_dir is None or not token_cache.is_name(name):
-        return None
-    try:
-        return (cache_dir / name).stat().st_size
-    except OSError:
-        return None
+        return False
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG((cache_dir / name).lstat().st_mode)  # opening a pipe would wait
+    return False
 
 
 def _send(sock: socket.socket, cache_dir: Path | None, name: str) -> None:
-    if cache_dir is None or _size(cache_dir, name) is None:
+    if cache_dir is None or not _is_there(cache_dir, name):
         raise WireRefused(RefusalCode.NOT_HELD, f"no file {name[:80]!r} in the cache")
     try:
         file = (cache_dir / name).open("rb", buffering=0)
