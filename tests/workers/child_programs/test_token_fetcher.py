@@ -7,13 +7,14 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.data.token_sets import MadeSet, random_shards
+from tests.support.memory.certificates import certified, new_authority
 from tests.support.nodes.agent_config import agent_config
 from tests.support.waiting import DEADLINE_S, eventually
 
@@ -26,7 +27,11 @@ from holdfast_workers.data.token_order import SourceShards, TokenOrder
 from holdfast_workers.fault_injection.failing_storage import FAULT_FILE
 from holdfast_workers.fault_injection.kinds import FaultKind
 from holdfast_workers.ipc import control_channel
+from holdfast_workers.memory.data_server import DataServer
+from holdfast_workers.memory.peer_tls import PeerTls
+from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE
+from holdfast_workers.protocol.messages import Partner
 from holdfast_workers.protocol.processes import FetcherJob, FetchOrder
 from holdfast_workers.spec import DataSpec, PreparedSpec, TrainingSpec
 from holdfast_workers.token_sets.node_fetch import Pauses, fetch
@@ -44,13 +49,13 @@ def fetcher(root: Path, cache: Path, *prepared: PreparedSpec) -> Iterator[Future
 
 @contextmanager
 def talking_fetcher(
-    root: Path, cache: Path, *prepared: PreparedSpec, **data: Any
+    root: Path, cache: Path, *prepared: PreparedSpec, job: FetcherJob | None = None, **data: Any
 ) -> Iterator[tuple[Future[int], socket.socket]]:
     """The exit code, and the agent's end of the socket."""
+    job = job or FetcherJob(str(cache), FetchOrder(), "n0", SECRET)
     training = TrainingSpec(data=DataSpec(prepared=prepared, **data))
     config = agent_config(root, training=training).storage_zygote_config
     agent, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    job = FetcherJob(str(cache), FetchOrder(), "n0", SECRET)
     with ThreadPoolExecutor(1) as pool, own:
         try:
             yield pool.submit(token_fetcher.run, own, job, config), agent
@@ -148,3 +153,16 @@ def test_a_storage_that_stops_answering_is_asked_until_it_does(
         eventually(paths[1].exists)
         eventually(lambda: reported_trouble(cache, prepared) == "")
         assert not code.done()
+
+
+def test_it_has_files_from_other_nodes_over_tls(tmp_path: Path) -> None:
+    """The store has none."""
+    authority, cache = new_authority(), tmp_path / "cache"
+    folders = [certified(tmp_path / f"tls{n}", authority) for n in range(2)]
+    prepared = MADE.put_into_cache(tmp_path / "other")
+    memory, tls = SegmentStore(tmp_path / "memory", "tp=1"), PeerTls(folders[0])
+    other = DataServer(memory, SECRET, "127.0.0.1", tls=tls, cache_dir=tmp_path / "other")
+    caches = (Partner("n0", "127.0.0.1", 1), Partner("n1", "127.0.0.1", other.port))
+    job = FetcherJob(str(cache), FetchOrder(caches=caches), "n0", SECRET, str(folders[1]))
+    with closing(other), talking_fetcher(tmp_path, cache, prepared, job=job):
+        eventually(lambda: all(shard_file(cache, shard).exists() for shard in MADE.shards))

@@ -20,12 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.data.token_sets import MadeSet, random_shards
 from tests.support.memory.certificates import certified, new_authority
+from tests.support.memory.data_nodes import PATIENT, QUICK
 from tests.support.memory.shm import SECRET
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.storage import ObjectReader, Storage, TransientStorageError
+from holdfast_workers.data import fetch_plan
 from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
+from holdfast_workers.data.token_corpus import order_of
 from holdfast_workers.memory import wire
 from holdfast_workers.memory.cache_transfer import (
     CacheUnreachable,
@@ -36,28 +39,33 @@ from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.peer_tls import PeerTls
 from holdfast_workers.memory.segment_store import SegmentStore
 from holdfast_workers.memory.wire import Role, Timeouts
+from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE
 from holdfast_workers.protocol.messages import Partner
 from holdfast_workers.spec import DataSpec, ModelSpec, PreparedSpec, TrainingSpec
-from holdfast_workers.token_sets import partner_caches
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 from holdfast_workers.token_sets.partner_caches import PartnerCaches, ranked
 
-QUICK = Timeouts(connect_s=1.0, handshake_s=1.0, stall_s=1.0)
-PATIENT = Pauses((0.0,), round_s=0.02, room_s=0.02, look_s=0.02, partners_s=3600.0)
+PAUSES = Pauses((0.0,), round_s=0.02, room_s=0.02, look_s=0.02)
+NEVER_S = 3600.0
 MANY = MadeSet("many", random_shards(1, [300 + n for n in range(24)]))
+HUNDRED = MadeSet("hundred", random_shards(2, [100 + n for n in range(100)]))
+"""More than are looked at together."""
 
 
 class CountingStore(LocalStorage):
-    """Counts the objects that all its users open; without content while `is_away`."""
+    """Counts the objects that all its users open; without content while `is_away`. Each takes
+    `takes_s`."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.opened: Counter[str] = Counter()
         self.is_away = False
+        self.takes_s = 0.0
 
     @contextmanager
     def open(self, name: str) -> Iterator[ObjectReader]:
         self.note(name)
+        time.sleep(self.takes_s)
         with super().open(name) as source:
             yield source
 
@@ -93,22 +101,24 @@ class CacheNode:
         prepared: PreparedSpec,
         store: Storage,
         nodes: Sequence[Partner],
-        pauses: Pauses = PATIENT,
+        late_after_s: float = NEVER_S,
         secret: bytes = SECRET,
+        data: DataSpec | None = None,
+        window: Callable[[], int] = lambda: 0,
+        timeouts: Timeouts = PATIENT,
     ) -> None:
         """Until all is there."""
 
         def keep(now: FetchProgress) -> None:
             self.progress.append(now)
-            if now.is_whole:
+            if now.is_whole and now.is_all:
                 self._stop.set()
 
-        connect = partial(RemoteCache, secret, tls=self._tls, timeouts=QUICK)
-        partners = PartnerCaches(self.name, connect, lambda: nodes)
-        spec = TrainingSpec(
-            data=DataSpec(prepared=(prepared,)), model=ModelSpec(sequence_length=16)
-        )
-        what = (spec, lambda _: store, self.cache, self._stop, keep, lambda: 0, pauses, partners)
+        connect = partial(RemoteCache, secret, tls=self._tls, timeouts=timeouts)
+        self.partners = PartnerCaches(self.name, connect, lambda: nodes, late_after_s)
+        data = data or DataSpec(prepared=(prepared,))
+        spec = TrainingSpec(data=data, model=ModelSpec(sequence_length=16))
+        what = (spec, lambda _: store, self.cache, self._stop, keep, window, PAUSES, self.partners)
         fetch(*what)
 
     def close(self) -> None:
@@ -198,8 +208,7 @@ def test_what_others_have_comes_while_the_store_is_away(
         shard_file(first.cache, shard).unlink()
     store.is_away = True
     both = [first.partner, second.partner]
-    pauses = Pauses((0.0,), round_s=0.02, room_s=0.02, look_s=0.02, partners_s=0.1)
-    with running(second, prepared, store, both, pauses=pauses) as result:
+    with running(second, prepared, store, both, late_after_s=0.1) as result:
         kept = [s for number, s in enumerate(MANY.shards) if number % 3]
         eventually(lambda: all(shard_file(second.cache, s).exists() for s in kept))
         assert "the bucket is away" in reported_trouble(second.cache, prepared)
@@ -218,16 +227,111 @@ def test_a_node_that_cannot_be_reached_costs_no_shard(
     assert_whole(own)
 
 
-def test_a_node_that_brings_nothing_is_left_out(
-    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec
+def opened(store: CountingStore) -> int:
+    """How many shards have left the store."""
+    return store.opened.total() - store.opened["manifest.json"]
+
+
+def test_nodes_that_bring_nothing_are_waited_for_once_and_together(
+    node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
 ) -> None:
-    own, idle = node("n0"), node("n1")
-    began = time.monotonic()
-    pauses = Pauses((0.0,), round_s=0.02, room_s=0.02, look_s=0.02, partners_s=1.0)
-    own.fetch(prepared, store, [own.partner, idle.partner], pauses)
-    assert_whole(own)
-    waits = (time.monotonic() - began) / pauses.partners_s
-    assert waits < len(MANY.shards) / 4, "it is waited for once, and not for each shard"
+    """Not one after the other, nor for each shard; what this node owns comes meanwhile."""
+    prepared = HUNDRED.store(tmp_path / "store")
+    own, *idle = [node(f"n{n}") for n in range(6)]
+    late_after_s, began = 1.0, time.monotonic()
+    own.fetch(prepared, store, [each.partner for each in (own, *idle)], late_after_s)
+    assert opened(store) == 100
+    assert own.partners._late.keys() == {each.name for each in idle}
+    assert time.monotonic() - began < 3 * late_after_s
+
+
+def test_an_owner_that_goes_on_slowly_is_waited_for(
+    node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
+) -> None:
+    """Much longer than one that brings nothing."""
+    prepared = HUNDRED.store(tmp_path / "store")
+    own, slow = node("n0"), node("n1")
+    stop = threading.Event()
+
+    def bring() -> None:
+        for shard, content in HUNDRED.contents.items():
+            if stop.wait(0.04):
+                return
+            name = shard_file(slow.cache, shard).name
+            if ranked(name, ["n0", "n1"])[0] == "n1":
+                (slow.cache / "new").write_bytes(content)
+                (slow.cache / "new").rename(slow.cache / name)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(bring)
+        try:
+            own.fetch(prepared, store, [own.partner, slow.partner], late_after_s=1.5)
+        finally:
+            stop.set()
+    assert own.partners._late == {}
+    names = [shard_file(own.cache, shard).name for shard in HUNDRED.shards]
+    owned = sum(ranked(name, ["n0", "n1"])[0] == "n0" for name in names)
+    assert opened(store) == owned < 70
+
+
+def test_a_slow_store_gives_owners_more_time(
+    node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
+) -> None:
+    few = MadeSet("few", random_shards(2, [100 + n for n in range(8)]))
+    prepared = few.store(tmp_path / "store")
+    store.takes_s = 0.3
+    nodes = [node("n0"), node("n1")]
+    partners = [each.partner for each in nodes]
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(each.fetch, prepared, store, partners, 0.1) for each in nodes]:
+            done.result(DEADLINE_S)
+    assert opened(store) <= 9, "no owner had brought its first shard within 0.1 s"
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache holds some six groups of HUNDRED."""
+    monkeypatch.setattr(fetch_plan, "LEAST_HELD_BYTES", 0)
+    limit = len(HUNDRED.facts.encode()) + 12 * HUNDRED.shards[-1].nbytes
+    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_nodes_whose_ranks_go_on_leave_each_other_in_peace(
+    node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
+) -> None:
+    """While the window moves, and faster than the store gives: no node is late or left out, and
+    the shards leave the store about once."""
+    prepared = HUNDRED.store(tmp_path / "store")
+    shuffle_gb = 2 * HUNDRED.shards[-1].nbytes / 1e9
+    data = DataSpec(prepared=(prepared,), shuffle_gb=shuffle_gb)
+    spec = TrainingSpec(data=data, model=ModelSpec(sequence_length=16))
+    order = order_of(data, [HUNDRED.facts], 16, spec.train.seed)
+    batch = spec.train.global_batch
+    store.takes_s = 0.05
+    nodes = [node(f"n{n}") for n in range(3)]
+    partners = [each.partner for each in nodes]
+    window = 0
+
+    def is_read() -> bool:
+        groups = order.groups_between(window * batch, (window + 1) * batch)
+        shards = [HUNDRED.shards[number] for group in groups for number in group.shards]
+        return all(shard_file(each.cache, shard).exists() for each in nodes for shard in shards)
+
+    with ThreadPoolExecutor(3) as pool:
+        for each in nodes:
+            pool.submit(each.fetch, prepared, store, partners, data=data, window=lambda: window)
+        try:
+            for _ in range(order.samples // batch):
+                eventually(is_read)
+                window += 1
+        finally:
+            for each in nodes:
+                each.close()
+    for each in nodes:
+        assert each.partners._late == {}
+        assert each.partners._away == {}
+    assert opened(store) <= 120
 
 
 @pytest.mark.parametrize(
@@ -247,7 +351,7 @@ def test_a_node_that_hangs_is_left_out(
 
         pool.submit(accept)
         hangs = Partner("n1", "127.0.0.1", silent.getsockname()[1])
-        own.fetch(prepared, store, [own.partner, hangs])
+        own.fetch(prepared, store, [own.partner, hangs], timeouts=QUICK)
         for connection in kept:
             connection.close()
     assert_whole(own)
@@ -269,6 +373,76 @@ def test_what_is_damaged_on_a_node_comes_from_the_store(
     assert_whole(own)
     assert store.opened.total() > 0
     assert not [*own.cache.glob("*.part")]
+
+
+def test_one_damaged_file_costs_that_file_only(
+    node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
+) -> None:
+    """The node that had it is left out, and others have the rest."""
+    prepared = HUNDRED.store(tmp_path / "store")
+    own, *others = [node(f"n{n}") for n in range(3)]
+    for other in others:
+        HUNDRED.put_into_cache(other.cache)
+        path = shard_file(other.cache, HUNDRED.shards[50])
+        path.write_bytes(bytes(path.stat().st_size))
+    partners = [each.partner for each in (own, *others)]
+    own.fetch(prepared, store, partners)
+    (of_other,) = {HUNDRED.shards[50].object_name} & store.opened.keys()
+    assert store.opened[of_other] == 1
+    assert len(own.partners._away) == 2, "both had it"
+
+
+def test_a_node_that_dies_or_comes_again_elsewhere_costs_no_shard(
+    node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
+) -> None:
+    prepared = HUNDRED.store(tmp_path / "store")
+    own, *others = [node(f"n{n}") for n in range(3)]
+    for other in others:
+        HUNDRED.put_into_cache(other.cache)
+    store.is_away = True
+    before, partners = own.progress, [each.partner for each in (own, *others)]
+    with running(own, prepared, store, partners) as result:
+        eventually(lambda: before and before[-1].from_partners > 3)
+        others[0].server.close()
+        result.result(DEADLINE_S)
+    assert len(own.progress) > 90
+    assert store.opened.total() == 0
+
+
+def test_files_come_from_all_nodes_that_have_them(
+    node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
+) -> None:
+    prepared = HUNDRED.store(tmp_path / "store")
+    own, *others = [node(f"n{n}") for n in range(4)]
+    for other in others:
+        HUNDRED.put_into_cache(other.cache)
+    read: Counter[str] = Counter()
+    original = RemoteCache.open
+
+    def counted(cache: RemoteCache, name: str) -> Any:
+        read[cache.partner.agent] += 1
+        return original(cache, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteCache, "open", counted)
+        own.fetch(prepared, store, [each.partner for each in (own, *others)])
+    assert read.keys() == {other.name for other in others}
+    assert min(read.values()) > 15
+    assert own.partners._remote == {}, "connections end once all is there"
+
+
+@pytest.mark.parametrize("what", ["other tokens", "too large"])
+def test_only_the_manifest_of_the_same_tokens_is_taken(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec, what: str
+) -> None:
+    own, other = node("n0"), node("n1")
+    manifest = manifest_file(other.cache, prepared)
+    manifest.write_bytes(HUNDRED.facts.encode())
+    if what == "too large":
+        os.truncate(manifest, 1 << 42)
+    own.fetch(prepared, store, [own.partner, other.partner], late_after_s=0.1)
+    assert_whole(own)
+    assert store.opened["manifest.json"] == 1
 
 
 def test_a_full_disk_is_not_the_fault_of_the_node_that_sends(
@@ -437,28 +611,66 @@ def test_of_nodes_that_see_each_other_exactly_one_brings_a_file(
     clients = {node: PartnerCaches(node, connect, lambda: known) for node in nodes}
     assert sum(client.is_own(file) for client in clients.values()) == 1
     alone = data.draw(st.sampled_from([*nodes, "standby"]))
-    client = PartnerCaches(alone, connect, lambda: known)
+    client = PartnerCaches(alone, connect, lambda: known, late_after_s=0.0)
     assert client.is_own(file) == (alone in nodes and clients[alone].is_own(file))
-    for _ in range(len(nodes)):
-        client.give_up(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteCache, "which", lambda cache, names: set())
+        for _ in nodes:
+            client.begin()
+            client.look([file])
     assert client.is_own(file)
 
 
-def test_a_node_that_failed_is_asked_again_later(
+def test_a_node_that_failed_is_asked_again_later_and_less_often(
     node: Callable[..., CacheNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partner_caches, "AWAY_S", 0.05)
-    own = node("n1")
+    own, asked = node("n1"), 0
     name = "shard-" + "1" * 32 + ".bin"
     (own.cache / name).write_bytes(b"tokens")
     client = PartnerCaches("n0", partial(RemoteCache, SECRET), lambda: [own.partner])
-    client.ask([name])
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    original = RemoteCache.which
+
+    def failing(cache: RemoteCache, names: list[str]) -> set[str]:
+        nonlocal asked
+        asked += 1
+        if asked <= 3:
+            raise CacheUnreachable("it hangs")
+        return original(cache, names)
+
+    monkeypatch.setattr(RemoteCache, "which", failing)
+    for away_s in (30, 60, 120):
+        client.begin()
+        client.look([name])
+        now += away_s - 1
+        before = asked
+        client.look([name])
+        assert asked == before
+        now += 2
+    client.look([name])
     assert client.have(name)
-    client.refuse(name, CacheUnreachable("it is gone"))
-    assert not client.have(name)
+    read: list[bytes] = []
+    assert client.take(name, lambda reader: read.append(reader.read_all(6)))
+    assert read == [b"tokens"]
+    assert client._failures == {}
 
-    def asked() -> bool:
-        client.ask([name])
-        return client.have(name)
 
-    eventually(asked)
+def test_a_node_that_trickles_has_failed(
+    node: Callable[..., CacheNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it never stops for long."""
+    own, name = node("n1"), "shard-" + "1" * 32 + ".bin"
+    (own.cache / name).write_bytes(bytes(1000))
+    original = wire.send_payload
+
+    def trickle(sock: socket.socket, payload: bytes, *rest: Any) -> None:
+        for byte in payload:
+            time.sleep(0.1)
+            original(sock, bytes([byte]), *rest)
+
+    monkeypatch.setattr(wire, "send_payload", trickle)
+    cache = RemoteCache(SECRET, own.partner, timeouts=QUICK)
+    with cache.open(name) as reader, pytest.raises(CacheUnreachable):
+        reader.read_all(1000)
+    assert reader.left == 1000

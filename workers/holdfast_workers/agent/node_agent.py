@@ -334,6 +334,7 @@ class NodeAgent:
         attempt = command.attempt
         self._log.info("fenced", attempt=attempt, condemned=command.condemned or None)
         self._memory.refuse(attempt)
+        self._fetching.fetch_from(command.caches)
         self._worker_pool.fence(attempt, command.condemned)
         self._memory.fence(attempt)
         self._saves.fence(attempt)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,11 @@ from holdfast_workers.protocol.messages import Partner
 
 MOST_NAMES = 64
 """Of one question: it fits into a header."""
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 256 << 10
+LEAST_BYTES_PER_S = 5e6
+"""A node that sends slower has failed."""
+_SLOW_READER_S = 60.0
+"""How long a client's disk may take none of what it is sent."""
 
 
 class CacheUnreachable(WorkersError):
@@ -69,10 +74,11 @@ def _send(sock: socket.socket, cache_dir: Path | None, name: str) -> None:
     if cache_dir is None or not _is_there(cache_dir, name):
         raise WireRefused(RefusalCode.NOT_HELD, f"no file {name[:80]!r} in the cache")
     try:
-        file = (cache_dir / name).open("rb", buffering=0)
+        descriptor = os.open(cache_dir / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:  # it was removed just now
         raise WireRefused(RefusalCode.NOT_HELD, f"{name}: {error.strerror}") from error
-    with file:
+    sock.settimeout(_SLOW_READER_S)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
         wire.send_header(sock, {"nbytes": left})
         while left:
@@ -104,7 +110,8 @@ class RemoteCache:
         asked = list(names)
         with self._connected() as sock:
             wire.send_header(sock, {"op": "which", "names": asked})
-            return set(wire.texts_field(wire.receive_header(sock), "there")) & set(asked)
+            answer = wire.receive_header(sock, time.monotonic() + self._timeouts.stall_s)
+            return set(wire.texts_field(answer, "there")) & set(asked)
 
     @contextmanager
     def open(self, name: str) -> Iterator[CachedReader]:
@@ -112,7 +119,10 @@ class RemoteCache:
         sent. Raises CacheUnreachable, and so does the reader; NotCached."""
         with self._connected() as sock:
             wire.send_header(sock, {"op": "read", "name": name})
-            reader = CachedReader(sock, wire.int_field(wire.receive_header(sock), "nbytes"), self)
+            answer = wire.receive_header(sock, time.monotonic() + self._timeouts.stall_s)
+            nbytes = wire.int_field(answer, "nbytes")
+            within_s = self._timeouts.stall_s + nbytes / LEAST_BYTES_PER_S
+            reader = CachedReader(sock, nbytes, within_s, self)
         try:
             yield reader
         finally:
@@ -134,6 +144,7 @@ class RemoteCache:
                 self._sock = wire.connect(
                     self._secret, host, port, Role.CACHE, self._timeouts, tls=self._tls
                 )
+            self._sock.settimeout(self._timeouts.stall_s)
             yield self._sock
 
     @contextmanager
@@ -153,15 +164,28 @@ class RemoteCache:
 class CachedReader:
     """The bytes of one file, in order. Used until the next question to its cache."""
 
-    def __init__(self, sock: socket.socket, nbytes: int, cache: RemoteCache) -> None:
-        self.nbytes = self.left = nbytes
+    def __init__(self, sock: socket.socket, nbytes: int, within_s: float, cache: RemoteCache):
+        """`within_s`: the most that its reads may wait in all."""
+        self.left = nbytes
         self._sock = sock
+        self._left_s = within_s
         self._cache = cache
 
     def readinto(self, target: memoryview) -> int:
         """Fill `target`, or less of it at the end; the number of bytes. Raises CacheUnreachable."""
         count = min(self.left, len(target))
+        began = time.monotonic()
         with self._cache.failing():
-            wire.receive_into(self._sock, target[:count])
+            wire.receive_into(self._sock, target[:count], deadline=began + self._left_s)
+        self._left_s -= time.monotonic() - began
         self.left -= count
         return count
+
+    def read_all(self, limit: int) -> bytes:
+        """What is left, of at most `limit` bytes. Raises CacheUnreachable."""
+        with self._cache.failing():
+            if self.left > limit:
+                raise WireError(f"{self.left} bytes are more than {limit}")
+        content = bytearray(self.left)
+        self.readinto(memoryview(content))
+        return bytes(content)

@@ -296,7 +296,7 @@ def decode_header(prefix: bytes | bytearray, raw: bytes) -> dict[str, Any]:
         raise WireError(f"the checksum of the header is wrong: {raw[:40]!r}")
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not a header: {raw[:40]!r}") from error
     if not isinstance(header, dict):
         raise WireError(f"not a header: {raw[:40]!r}")

@@ -57,6 +57,9 @@ class Fence:
     condemned: tuple[str, ...] = ()
     """Workers that are known not to leave their attempt by themselves: the agent kills them at
     once."""
+    caches: tuple[Partner, ...] = ()
+    """The nodes that it may have token sets from until it gets its next order: of the last
+    attempt."""
     kind: Literal[CommandKind.FENCE] = CommandKind.FENCE
 
 

@@ -2,7 +2,7 @@
 
 Each file is verified by its digest while it is written under another name, and gets its own name
 once it is on disk. What the job reads now, and next (`fetch_plan`), stays locked, and the rest may
-be removed. It comes from the cache of another node if one has it, or will have it soon
+be removed. A file comes from the cache of another node if one has it, or will have it soon
 (`partner_caches`), else from the store. What is damaged, missing or refused is tried again until it
 comes or the fetch is stopped, and its reason is left for the ranks (`token_cache.report_trouble`).
 What goes, because a rank found it damaged, is fetched again. Processes of one node do not fetch the
@@ -43,8 +43,7 @@ from holdfast_workers.data.token_set import MANIFEST, BadTokenSet, ShardFacts, T
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory.cache_transfer import (
     MOST_NAMES,
-    CacheUnreachable,
-    NotCached,
+    CachedReader,
     RemoteCache,
 )
 from holdfast_workers.node_cache import use_locks
@@ -55,6 +54,8 @@ from holdfast_workers.token_sets.partner_caches import PartnerCaches
 
 _PIECE_BYTES = 4 << 20
 _POLL_S = 0.2
+_LARGEST_MANIFEST = 1 << 28
+"""Bytes of one that comes from another node."""
 
 _log = structlog.get_logger()
 
@@ -72,8 +73,6 @@ class Pauses:
     """Before it is looked again whether others have made room."""
     look_s: float = 5.0
     """Between looks whether a file has gone."""
-    partners_s: float = 10.0
-    """How long another node may bring nothing of what it is to bring before this one does."""
 
 
 @dataclass(frozen=True)
@@ -275,38 +274,31 @@ class _NodeFetch:
         return gone
 
     def _in_turn(self, left: list[WantedFile], unreachable: set[str]) -> Iterator[WantedFile]:
-        """The files that are left, nearly in their order, each once it can be had: from another
-        node, or because this node is to bring it from the store, or because no other one does.
-        Each is taken from the list then. Between them come those that have gone: all may take
-        hours. Raises _Stopped."""
-        waits_until = time.monotonic() + self._pauses.partners_s
-        while left:
+        """The files that are left, nearly in their order, each when it can be had; it is taken from
+        the list then. Ends early if others are wanted. Between them come those that have gone: all
+        may take hours. Raises _Stopped."""
+        self._partners.begin()
+        while left and not self._has_moved():
             if time.monotonic() >= self._look_at:
                 yield from self._gone()
-            turn = self._turn(left[:MOST_NAMES], unreachable)
-            if not turn:
-                if time.monotonic() < waits_until and not self._has_moved():
-                    self._pause(_POLL_S)
-                    continue
-                self._partners.give_up(left[0].path.name)
-            for each in turn or left[:1]:
-                yield each
-                left.remove(each)
-            waits_until = time.monotonic() + self._pauses.partners_s
+            each = self._next(left[:MOST_NAMES], unreachable)
+            if each is None:
+                self._pause(_POLL_S)
+                continue
+            left.remove(each)
+            yield each
 
-    def _turn(self, near: list[WantedFile], unreachable: set[str]) -> list[WantedFile]:
-        """Those of the files that can be had now, up to the first one that comes from the store:
-        meanwhile, others may have come to other nodes."""
-        self._partners.ask([each.path.name for each in near])
-        turn = []
+    def _next(self, near: list[WantedFile], unreachable: set[str]) -> WantedFile | None:
+        """The first of the files that another node has, or that this node is to bring from the
+        store; None: others are to bring all of them. A manifest is not waited for, and a set is
+        not if its store has just failed: then its files fail too."""
+        self._partners.look([each.path.name for each in near])
         for each in near:
-            is_reached = each.prepared.digest not in unreachable
-            is_own = self._partners.is_own(each.path.name)
-            if self._partners.have(each.path.name) or each.path.exists() or not is_reached:
-                turn.append(each)
-            elif is_own:
-                return [*turn, each]
-        return turn
+            name, fails = each.path.name, each.prepared.digest in unreachable
+            is_waited_for = not (fails or each.shard is None or self._partners.is_own(name))
+            if not is_waited_for or self._partners.have(name) or each.path.exists():
+                return each
+        return None
 
     # --- attempts, and what they report -----------------------------------------------------
 
@@ -316,8 +308,6 @@ class _NodeFetch:
         while True:
             failed, unreachable, pause_s = [], set[str](), self._pauses.room_s
             for each in self._in_turn(left, unreachable):
-                if self._has_moved():
-                    return
                 is_reached = each.prepared.digest not in unreachable
                 if not is_reached and not self._partners.have(each.path.name):
                     failed.append(each)
@@ -325,18 +315,21 @@ class _NodeFetch:
                     failed.append(each)
                     self._report(each.prepared, str(error))
                     if isinstance(error, _NoRoom):
-                        failed += [other for other in left if other is not each]
+                        failed += left
                         self._go_by_groups()
                         break
                     pause_s = self._pauses.round_s
                     if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
                         unreachable.add(each.prepared.digest)
+            if self._has_moved():
+                return
             for prepared in self._prepared:
                 if prepared.digest in self._troubled - {each.prepared.digest for each in failed}:
                     report_trouble(self._cache_dir, prepared, "")
                     self._troubled.remove(prepared.digest)
             left = failed
             if not left:
+                self._partners.rest()
                 self._advance(trouble="")
                 return
             self._idle(pause_s)
@@ -349,6 +342,8 @@ class _NodeFetch:
             if error is None or pause_s is None or isinstance(error, _NoRoom):
                 return error
             _log.warning("a file of a token set is tried again", why=str(error))
+            _leave_reason(self._cache_dir, wanted.prepared, str(error))  # a try may take a minute
+            self._troubled.add(wanted.prepared.digest)
             self._pause(pause_s)
         raise AssertionError("the last attempt returns")
 
@@ -398,9 +393,11 @@ class _NodeFetch:
             raise _Stopped
 
     def _idle(self, seconds: float) -> None:
-        """Wait, unless others are wanted. Raises _Stopped."""
+        """Wait, unless others are wanted, or may be had elsewhere. Raises _Stopped."""
         until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0 and not self._has_moved():
+        while (left_s := until - time.monotonic()) > 0:
+            if self._has_moved() or self._partners.are_new:
+                return
             self._pause(min(left_s, _POLL_S))
 
     # --- one file ---------------------------------------------------------------------------
@@ -420,30 +417,22 @@ class _NodeFetch:
         try:
             self._sets[prepared.digest] = decoded(path.read_bytes(), str(path), prepared)
         except (FileNotFoundError, BadTokenSet):
-            content = self._manifest_of_partner(wanted)
-            if content is None:
+
+            def keep(source: CachedReader) -> None:
+                content = source.read_all(_LARGEST_MANIFEST)
+                self._keep_manifest(wanted, content, f"{path.name} of another node")
+
+            if self._partners.take(path.name, keep):
+                self._from_partners += 1
+            else:
                 content = self._open_set(prepared.uri).read(MANIFEST)
-                where = joined(prepared.uri, MANIFEST)
-                self._sets[prepared.digest] = decoded(content, where, prepared)
-            write_private(path, content)
+                self._keep_manifest(wanted, content, joined(prepared.uri, MANIFEST))
         self._hold(path, use_locks.opened(path))
 
-    def _manifest_of_partner(self, wanted: WantedFile) -> bytes | None:
-        """The manifest, verified; None if it does not come from another node."""
-        name = wanted.path.name
-        if not self._partners.have(name):
-            return None
-        try:
-            with self._partners.open(name) as reader:
-                content = bytearray(reader.nbytes)
-                reader.readinto(memoryview(content))
-            where = f"{name} of another node"
-            self._sets[wanted.prepared.digest] = decoded(bytes(content), where, wanted.prepared)
-        except (CacheUnreachable, NotCached, BadTokenSet) as error:
-            self._partners.refuse(name, error)
-            return None
-        self._from_partners += 1
-        return bytes(content)
+    def _keep_manifest(self, wanted: WantedFile, content: bytes, where: str) -> None:
+        """Raises BadTokenSet and OSError."""
+        self._sets[wanted.prepared.digest] = decoded(content, where, wanted.prepared)
+        write_private(wanted.path, content)
 
     def _is_there(self, wanted: WantedFile) -> bool:
         """Whether a shard is there; then it is held."""
@@ -484,7 +473,11 @@ class _NodeFetch:
             # Another process may have finished it just before.
             if not path.exists() or path.stat().st_size != shard.nbytes:
                 self._make_room(shard.nbytes)
-                if not self._copied(descriptor, path.name, shard):
+                where = f"{path.name} of another node"
+                copy = partial(self._write, descriptor, shard=shard, where=where)
+                if self._partners.take(path.name, copy):
+                    self._from_partners += 1
+                else:
                     self._download(descriptor, prepared, shard)
                 unfinished.rename(path)
                 sync_folder(self._cache_dir)
@@ -501,22 +494,9 @@ class _NodeFetch:
                 f"{LIMIT_VARIABLE} leave: it is fetched once some are free; or set more",
             )
 
-    def _copied(self, descriptor: int, name: str, shard: ShardFacts) -> bool:
-        """Whether the shard came from another node. Raises OSError and _Stopped."""
-        if not self._partners.have(name):
-            return False
-        try:
-            with self._partners.open(name) as source:
-                self._write(descriptor, source, shard, f"{name} of another node")
-        except (CacheUnreachable, NotCached, BadTokenSet) as error:
-            self._partners.refuse(name, error)
-            return False
-        self._from_partners += 1
-        return True
-
     def _download(self, descriptor: int, prepared: PreparedSpec, shard: ShardFacts) -> None:
         """Raises BadTokenSet, StorageError, OSError and _Stopped."""
-        where = joined(prepared.uri, shard.object_name)
+        where, began = joined(prepared.uri, shard.object_name), time.monotonic()
         with self._open_set(prepared.uri).open(shard.object_name) as source:
             try:
                 self._write(descriptor, source, shard, where)
@@ -525,6 +505,7 @@ class _NodeFetch:
                     f"{error}; it is fetched again and again: restore the object, or delete it and "
                     "prepare the data again"
                 ) from error
+        self._partners.note_read(time.monotonic() - began)
 
     def _write(self, descriptor: int, source: ObjectReader, shard: ShardFacts, where: str) -> None:
         """Write the content to the disk. Raises BadTokenSet, OSError and _Stopped, and what

@@ -1,20 +1,21 @@
 """Files of token sets that a node has from the caches of other nodes of its job.
 
-Each file has a node that brings it from the store, and the others have it from there: so it leaves
-the store about once for all of them. All nodes agree on that node without a message, by rendezvous
-hashing (Thaler and Ravishankar 1998): they rank the nodes by a hash of file and node. A node that
-fails is left out for a while, so its files have another node then.
+Each shard has an owner, the node that brings it from the store, and the others have it from there:
+so it leaves the store about once for all of them. All nodes agree on the owner without a message,
+by rendezvous hashing (Thaler and Ravishankar 1998): they rank the nodes by a hash of file and node,
+and the first is the owner. Nobody depends on it: an owner that brings nothing for some time owns
+nothing for a while, and a node that fails is not asked either.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 import xxhash
 
+from holdfast_workers.data.token_set import BadTokenSet
 from holdfast_workers.memory.cache_transfer import (
     CachedReader,
     CacheUnreachable,
@@ -23,12 +24,18 @@ from holdfast_workers.memory.cache_transfer import (
 )
 from holdfast_workers.protocol.messages import Partner
 
-ASKED = 3
-"""The nodes that are asked for a file: its own, and those that were it before others came."""
-AWAY_S = 30.0
-"""How long a node that failed is left out."""
+LATE_AFTER_S = 10.0
+"""How long an owner may bring nothing of what it is waited for."""
 LATE_S = 300.0
-"""How long a node that brings nothing is left out."""
+"""How long it owns nothing then."""
+AWAY_S = 30.0
+"""How long a node that failed is not asked; twice as long after each further failure."""
+MOST_AWAY_S = 480.0
+ASK_S = 0.2
+"""Between two questions to all nodes."""
+_SLOW_READS = 3
+"""An owner also has the time for so many reads, as long as those of this node take."""
+_HOLDERS_TRIED = 3
 
 _log = structlog.get_logger()
 
@@ -42,76 +49,134 @@ def ranked(name: str, nodes: Iterable[str]) -> list[str]:
 
 class PartnerCaches:
     """For one thread. `connect` makes the client of a node's cache; `caches()` are the nodes of
-    now, this one among them if it is one of those that others ask."""
+    now, this one among them if it may own files."""
 
     def __init__(
         self,
         agent: str,
         connect: Callable[[Partner], RemoteCache],
         caches: Callable[[], Sequence[Partner]],
+        late_after_s: float = LATE_AFTER_S,
     ) -> None:
         self._agent = agent
         self._connect = connect
         self._caches = caches
+        self._late_after_s = late_after_s
+        self._begun_with: tuple[Partner, ...] = ()
+        self._slowest_read_s = 0.0
         self._remote: dict[Partner, RemoteCache] = {}
-        self._away: dict[Partner, float] = {}
-        """Until when it is left out."""
+        self._asked_at = 0.0
+        self._asked: set[str] = set()
+        """What was missing then."""
         self._holders: dict[str, Partner] = {}
         """File → a node that has it, as it last said."""
+        self._waits_since: dict[str, float] = {}
+        """Owner → since when it has brought nothing of what is missing."""
+        self._late: dict[str, float] = {}
+        """Owner → until when it owns nothing."""
+        self._away: dict[Partner, float] = {}
+        """Until when it is not asked."""
+        self._failures: dict[Partner, int] = {}
+        """Since it was last of use."""
 
-    def ask(self, names: Collection[str]) -> None:
-        """Learn which of the files, `MOST_NAMES` at most, others have."""
+    def begin(self) -> None:
+        """Other files are missing than before: nobody is waited for yet."""
+        self._begun_with = tuple(self._caches())
+        self._asked_at = 0.0
         self._holders = {}
-        nodes = self._nodes()
-        asked: dict[str, list[str]] = {}
-        for name in names:
-            for node in [node for node in ranked(name, nodes) if node != self._agent][:ASKED]:
-                asked.setdefault(node, []).append(name)
-        for node, wanted in asked.items():
-            partner = nodes[node]
-            try:
-                there = self._client(partner).which(wanted)
-            except (CacheUnreachable, NotCached) as error:
-                self._leave_out(partner, error, AWAY_S)
-                continue
-            for name in there:
-                self._holders.setdefault(name, partner)
+        self._waits_since = {}
+
+    @property
+    def are_new(self) -> bool:
+        """Whether the nodes are others than when it began."""
+        return tuple(self._caches()) != self._begun_with
+
+    def rest(self) -> None:
+        """No file is missing: nothing is asked for some time."""
+        while self._remote:
+            self._remote.popitem()[1].close()
+
+    def look(self, missing: Collection[str]) -> None:
+        """Learn what other nodes have of the files that are missing, `MOST_NAMES` at most, and
+        which owners are late. Asks nobody if it has asked just now, and some of them can be had, or
+        it knows that none can."""
+        is_known = self._holders.keys() & set(missing) or self._asked >= set(missing)
+        if is_known and time.monotonic() < self._asked_at + ASK_S:
+            return
+        brought, self._asked_at = set[str](), 0.0
+        while not self._asked_at:  # once more after each failure
+            self._asked, self._asked_at = set(missing), time.monotonic()
+            brought |= self._ask([name for name in missing if name not in self._holders])
+        now = self._asked_at
+        left = [name for name in missing if name not in self._holders]
+        owners = {self._owner(name) for name in left} - {self._agent}
+        since = {node: self._waits_since.get(node, now) for node in owners}
+        self._waits_since = {**since, **dict.fromkeys(owners & brought, now)}
+        patience_s = max(self._late_after_s, _SLOW_READS * self._slowest_read_s)
+        for node in [node for node, at in self._waits_since.items() if now >= at + patience_s]:
+            _log.warning("token sets are not waited for any more", agent=node)
+            self._late[node] = now + LATE_S
+            del self._waits_since[node]
 
     def have(self, name: str) -> bool:
         """Whether a node had the file when it was asked."""
         return name in self._holders
 
     def is_own(self, name: str) -> bool:
-        """Whether this node is the one that brings the file from the store."""
-        nodes = self._nodes()
-        return not nodes.keys() - {self._agent} or ranked(name, nodes)[0] == self._agent
+        """Whether this node is the owner of a file."""
+        return self._owner(name) == self._agent
 
-    @contextmanager
-    def open(self, name: str) -> Iterator[CachedReader]:
-        """Read a file that a node has. Raises CacheUnreachable and NotCached, and so does the
-        reader; `refuse` if it is not what it should be."""
-        partner = self._holders[name]
-        with self._client(partner).open(name) as reader:
-            yield reader
+    def take(self, name: str, use: Callable[[CachedReader], None]) -> bool:
+        """Let `use` read the file from nodes that have it, until it succeeds; False: it did with
+        none of them. It raises BadTokenSet if the content is not right; what else it raises,
+        except CacheUnreachable, is raised here."""
+        for _ in range(_HOLDERS_TRIED):
+            if (partner := self._holders.get(name)) is None:
+                return False
+            try:
+                with self._client(partner).open(name) as reader:
+                    use(reader)
+            except (CacheUnreachable, NotCached, BadTokenSet) as error:
+                del self._holders[name]
+                if not isinstance(error, NotCached):
+                    self._leave_out(partner, error)
+                self._ask([name])
+            else:
+                self._failures.pop(partner, None)
+                return True
+        return False
 
-    def refuse(self, name: str, why: Exception) -> None:
-        """The file did not come from the node that had it."""
-        partner = self._holders.pop(name)
-        if isinstance(why, NotCached):
-            return
-        self._leave_out(partner, why, AWAY_S)
+    def note_read(self, seconds: float) -> None:
+        """This node has read a shard from the store: others do not read much faster."""
+        self._slowest_read_s = max(seconds, self._slowest_read_s / 2)
 
-    def give_up(self, name: str) -> None:
-        """The node that is to bring the file has not brought it."""
-        nodes = self._nodes()
-        first = next((node for node in ranked(name, nodes) if node != self._agent), None)
-        if first is not None:
-            self._leave_out(nodes[first], f"it has not brought {name}", LATE_S)
+    def _owner(self, name: str) -> str:
+        """This node, if there is none, or all others fail."""
+        now = time.monotonic()
+        self._late = {node: until for node, until in self._late.items() if until > now}
+        nodes = self._reached().keys() - self._late.keys()
+        return next(iter(ranked(name, nodes)), self._agent)
 
-    def _nodes(self) -> dict[str, Partner]:
+    def _reached(self) -> dict[str, Partner]:
         now = time.monotonic()
         self._away = {partner: until for partner, until in self._away.items() if until > now}
         return {each.agent: each for each in self._caches() if each not in self._away}
+
+    def _ask(self, names: Collection[str]) -> set[str]:
+        """Learn who has the files: of several, the one that is ranked first. Returns the nodes
+        that have any."""
+        there: dict[str, dict[str, Partner]] = {}
+        for node, partner in self._reached().items() if names else ():
+            if node == self._agent:
+                continue
+            try:
+                for name in self._client(partner).which(names):
+                    there.setdefault(name, {})[node] = partner
+            except (CacheUnreachable, NotCached) as error:
+                self._leave_out(partner, error)
+        for name, nodes in there.items():
+            self._holders[name] = nodes[ranked(name, nodes)[0]]
+        return {node for nodes in there.values() for node in nodes}
 
     def _client(self, partner: Partner) -> RemoteCache:
         if partner not in self._remote:
@@ -120,7 +185,9 @@ class PartnerCaches:
             self._remote[partner] = self._connect(partner)
         return self._remote[partner]
 
-    def _leave_out(self, partner: Partner, why: object, away_s: float) -> None:
+    def _leave_out(self, partner: Partner, why: Exception) -> None:
         _log.warning("token sets do not come from a node", agent=partner.agent, why=str(why))
-        self._away[partner] = time.monotonic() + away_s
+        failures = self._failures[partner] = self._failures.get(partner, 0) + 1
+        self._away[partner] = time.monotonic() + min(AWAY_S * 2 ** (failures - 1), MOST_AWAY_S)
         self._holders = {n: holder for n, holder in self._holders.items() if holder != partner}
+        self._asked_at = 0.0  # others may have what it had

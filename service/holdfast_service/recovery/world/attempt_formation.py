@@ -71,12 +71,14 @@ def open_attempt(state: CoreState, now: float) -> None:
 def fence(state: CoreState, record: AgentRecord) -> None:
     """Fence an agent for the present attempt; its answer is awaited."""
     state.fencing.expect_answer(record.agent)
-    last = state.worlds.last.members.values() if state.worlds.last is not None else ()
-    condemned = {member.worker for member in last if member.worker and member.agent == record.agent}
-    condemned &= state.fencing.condemned
-    state.request(
-        Fence(record.agent, state.worlds.attempt, record.incarnation, tuple(sorted(condemned)))
-    )
+    last = state.worlds.last
+    members = last.members.values() if last is not None else ()
+    own = {member.worker for member in members if member.worker and member.agent == record.agent}
+    condemned = tuple(sorted(own & state.fencing.condemned))
+    hosts = last.hosts_in_order() if last is not None else ()
+    caches = token_caches.near(state, hosts, record.agent)
+    attempt = state.worlds.attempt
+    state.request(Fence(record.agent, attempt, record.incarnation, condemned, caches))
 
 
 def drop_unanswered_agents(state: CoreState) -> None:

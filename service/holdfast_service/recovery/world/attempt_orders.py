@@ -109,7 +109,7 @@ def form_orders(
             leave_after=state.config.next_change(world.restored_step),
             node_rank=node_rank,
             nodes=len(hosts),
-            caches=token_caches.near(state, world, agent),
+            caches=token_caches.near(state, hosts, agent),
         )
         orders.append((agent, order))
     return orders

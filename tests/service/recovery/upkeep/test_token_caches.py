@@ -13,7 +13,7 @@ from holdfast_service.recovery.upkeep import command_retry
 from holdfast_service.recovery.upkeep.token_caches import NEAR_NODES, near, near_hosts
 from holdfast_service.recovery.world import attempt_formation
 from holdfast_service.recovery.world.attempt_orders import form_orders
-from holdfast_workers.protocol.commands import CommandKind, WarmUp
+from holdfast_workers.protocol.commands import CommandKind, Fence, WarmUp
 from holdfast_workers.protocol.messages import Partner
 from holdfast_workers.spec import DataSpec, PreparedSpec, TrainingSpec
 
@@ -45,17 +45,29 @@ def test_the_nodes_with_ranks_know_each_other_and_a_standby_knows_them() -> None
     assert warmed == [WarmUp("n2", 1, standby.incarnation, hosts)] * 2
 
 
+def test_a_new_node_knows_those_of_the_last_attempt_before_the_next_is_formed() -> None:
+    """It needs the manifests to become ready."""
+    state = state_with(PREPARED)
+    state.worlds.end_present()
+    state.take_effects()
+    for record in state.roster.live():
+        attempt_formation.fence(state, record)
+    fences = [effect for effect in state.take_effects() if isinstance(effect, Fence)]
+    assert len(fences) == 3
+    assert {effect.caches for effect in fences} == {partners(state, "n0", "n1")}
+
+
 def test_a_job_without_token_sets_sends_no_addresses() -> None:
     state = state_with()
     assert state.worlds.present is not None
-    assert near(state, state.worlds.present, "n0") == ()
+    assert near(state, state.worlds.present.hosts_in_order(), "n0") == ()
 
 
 def test_a_node_that_is_gone_is_none_of_them() -> None:
     state = state_with(PREPARED)
     state.roster.mark_lost("n1")
     assert state.worlds.present is not None
-    assert near(state, state.worlds.present, "n0") == partners(state, "n0")
+    assert near(state, state.worlds.present.hosts_in_order(), "n0") == partners(state, "n0")
 
 
 @given(st.integers(1, 300), st.data())
