@@ -33,7 +33,7 @@ from holdfast_service.job_model.data_preparation import (
     SourceRequest,
 )
 from holdfast_service.remote_tier.location import storage_options
-from holdfast_service.wording import duration
+from holdfast_service.wording import duration, plural
 from holdfast_workers import log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import Storage, TransientStorageError, joined
@@ -131,7 +131,8 @@ class _SourceWork:
         )
         self._news_at = self.asked_at = time.monotonic()
         self._began, self._had_bytes = time.monotonic(), 0
-        self._deaths: Counter[int] = Counter()
+        self._deaths: Counter[int | None] = Counter()
+        """Of processes that made each part, or the plan (None)."""
         self._made: TokenSet | None = None
         self.abandoned = False
 
@@ -201,7 +202,7 @@ class _SourceWork:
             finally:
                 ray.cancel(task, force=True)  # a file system that hangs holds no process for ever
                 self._slots.give_back(node, end.unfit)
-            if (result := self._result(end, -1)) is not None:
+            if (result := self._result(end, None)) is not None:
                 return task, result
             time.sleep(RETRY_S)
 
@@ -220,16 +221,22 @@ class _SourceWork:
             if self.abandoned:
                 raise _NobodyAsks
 
-    def _result(self, end: TaskEnd, part: int) -> Any:
-        """The result of a task; None: it is tried again. Raises _Refused."""
+    def _result(self, end: TaskEnd, part: Part | None) -> Any:
+        """The result of a task that made a part, or the plan; None: it is tried again. Raises
+        _Refused."""
         if end.refused:
             raise _Refused(end.refused)
         if end.died:
-            self._deaths[part] += 1
-            what = "the list of its files" if part < 0 else f"part {part}"
-            why = f"the process that made {what} ended {self._deaths[part]} times ({end.died})"
-            if self._deaths[part] >= MOST_DEATHS:
-                raise _Refused(f"{why}: is a node out of memory, or a file damaged?")
+            which = None if part is None else part.index
+            self._deaths[which] += 1
+            what = "the list of its files" if part is None else f"part {which}, {_files_of(part)},"
+            times = plural(self._deaths[which], "time")
+            why = f"the process that made {what} ended {times} ({end.died})"
+            if self._deaths[which] >= MOST_DEATHS:
+                raise _Refused(
+                    f"{why}: give the nodes more memory, or repair, divide or leave out what takes "
+                    "so much"
+                )
             self._note(waits=why)
         elif end.result is None:
             self._note(waits=end.later or end.unfit)
@@ -259,7 +266,7 @@ class _SourceWork:
                     node, part = flying.pop(task)
                     end = end_of(task)
                     self._slots.give_back(node, end.unfit)
-                    result = self._result(end, part.index)
+                    result = self._result(end, part)
                     if isinstance(result, PartResult):
                         made[part.index] = result
                         self._count(made)
@@ -323,3 +330,10 @@ class _SourceWork:
 
 def _bytes_of(made: Mapping[int, PartResult]) -> int:
     return sum(part.source_bytes for part in made.values())
+
+
+def _files_of(part: Part) -> str:
+    """`of a.jsonl`, or `of a.txt to z.txt, 1,000 files`."""
+    names = list(dict.fromkeys(piece.file.name for piece in part.pieces))
+    first, *others = names
+    return f"of {first} to {names[-1]}, {len(names):,} files" if others else f"of {first}"

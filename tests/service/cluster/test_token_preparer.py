@@ -21,6 +21,7 @@ from holdfast_service.job_model.data_preparation import (
     PreparePhase,
     SourceProgress,
     SourceRequest,
+    refusals,
     requests_of,
     wait_text,
 )
@@ -55,6 +56,8 @@ class FakeTasks:
     ran_on: list[str] = field(default_factory=list)
     apart_from: Sequence[StorageOptions] = ()
     """As the last plan got them."""
+    dies: int | None = None
+    """The part whose process always dies, in the middle of its work."""
 
     def begin_plan(
         self,
@@ -73,6 +76,8 @@ class FakeTasks:
         self, node: str, shared: TaskEnd, part: Part, uri: str, store: Any, source: Any
     ) -> TaskEnd:
         plan, tokenizer = shared.result
+        if part.index == self.dies:
+            return self._end(node, TaskEnd(died="WorkerCrashedError"))
         storage = open_storage(uri, store)
         made = make_part(plan, part, tokenizer, storage, source, self.scratch, lambda _: None)
         return self._end(node, TaskEnd(made))
@@ -187,14 +192,35 @@ def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> No
     assert undisturbed.special_tokens == {"document_end": SpecialTokenSpec(id=0)}
 
 
+REMEDY = "give the nodes more memory, or repair, divide or leave out what takes so much"
+
+
 def test_a_process_that_dies_again_and_again_refuses_the_source(tasks: FakeTasks) -> None:
     tasks.ends = [TaskEnd(died="OutOfMemoryError")] * MOST_DEATHS
     found = outcome(tasks)
     assert (found.phase, found.error) == (
         PreparePhase.REFUSED,
-        "the process that made the list of its files ended 5 times (OutOfMemoryError): is a node "
-        "out of memory, or a file damaged?",
+        "the process that made the list of its files ended 5 times (OutOfMemoryError): " + REMEDY,
     )
+    assert len(tasks.ran_on) == MOST_DEATHS
+
+
+def test_a_part_that_takes_its_process_with_it_each_time_is_refused_with_its_file(
+    tasks: FakeTasks,
+) -> None:
+    """The deaths of other parts do not count, and what these made stays."""
+    tasks.dies = 1
+    found = outcome(tasks)
+    assert found.phase is PreparePhase.REFUSED
+    name = tasks.request.source.path
+    assert found.error == (
+        f"the process that made part 1, of {name}, ended 5 times (WorkerCrashedError): {REMEDY}"
+    )
+    assert refusals([found]) == f"{name}: {found.error}"
+    made = {path.name for path in Path(tasks.request.root).rglob("parts/*")}
+    assert made == {"00000000.json", "00000002.json", "00000003.json"}
+    tasks.dies = None
+    assert outcome(tasks).phase is PreparePhase.READY
 
 
 def test_a_node_that_is_unfit_gets_no_task_again(tasks: FakeTasks) -> None:
