@@ -123,13 +123,13 @@ def test_a_killed_prepare_task_costs_its_own_part_and_changes_no_token(
     texts.mkdir()
     for number in range(2 * MOST_PIECES + 1):  # three parts
         (texts / f"{number:04d}.txt").write_text(f"the document {number} of a corpus\n" * 20)
-    source = {"path": f"{texts}/*.txt"}
+    path = f"{texts}/*.txt"
     data = {
         "tokenizer": str(corpus / "tokenizer.json"),
         "document_end": "<|endoftext|>",
-        "sources": [source],
+        "sources": [{"path": path}],
     }
-    undisturbed = Preparation(tmp_path, SourceSpec(**source), DataSpec.model_validate(data))
+    undisturbed = Preparation(tmp_path, SourceSpec(path=path), DataSpec.model_validate(data))
     folder = product.data_dir / "tokens" / undisturbed.plan()[0].key
 
     def prepared() -> DataPreparationView:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, running
 
-from holdfast_service.job_model.events.codec import restore
 from holdfast_service.job_model.events.incidents import IncidentRecord
 from holdfast_service.policy.decision_ladder import DATA_OUTAGE_S
 from holdfast_service.recovery.core_state.event_replay import Facts
+from holdfast_workers.protocol.codec import restore
 
 HOUR_S = 3600.0
 PATIENCE_S = 100.0
