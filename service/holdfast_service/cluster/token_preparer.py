@@ -47,7 +47,7 @@ from holdfast_workers.token_sets.prepare import check_share, finish, finished_pa
 from holdfast_workers.token_sets.tokenizer_file import TokenizerFile
 
 AT_ONCE = 8
-"""Sources that are worked on; others wait for them."""
+"""Sources that are worked on; others wait for them. One whose storage fails lets others go on."""
 ABANDONED_S = 120.0
 """Time without a question after which a source is given up, and the actor ends without work."""
 FRESH_S = 10.0
@@ -59,6 +59,8 @@ MOST_DEATHS = 5
 """Processes that one part, or the plan, may take with it."""
 SILENT_S = 60.0
 """Time without news after which the progress says so."""
+QUEUED = "it waits for other preparations"
+BUSY = "all nodes make parts of other sources"
 MOST_NAMED = 20
 
 _log = structlog.get_logger()
@@ -87,8 +89,12 @@ class TokenPreparer:
             work = self._works.get(request.name)
             if work is None or work.is_stale:
                 work = self._works[request.name] = _SourceWork(request, credentials, self._slots)
-                self._threads.submit(work.run)
+                self._threads.submit(self._carry_on, work)
         return codec.encode(work.progress(request.sequence_length))
+
+    def _carry_on(self, work: _SourceWork) -> None:
+        if not work.run():
+            self._threads.submit(self._carry_on, work)
 
     def _give_up_unasked(self) -> None:
         while True:
@@ -126,9 +132,7 @@ class _SourceWork:
             )
         )
         self._slots = slots
-        self._progress = SourceProgress(
-            request.source.path, waits="it waits for other preparations"
-        )
+        self._progress = SourceProgress(request.source.path, waits=QUEUED)
         self._news_at = self.asked_at = time.monotonic()
         self._began, self._had_bytes = time.monotonic(), 0
         self._deaths: Counter[int | None] = Counter()
@@ -154,24 +158,23 @@ class _SourceWork:
         why = f"its files are being {doing}, and nothing has ended for {duration(silent_s)}"
         return replace(found, waits=why)
 
-    def run(self) -> None:
-        while True:
-            try:
-                self._note(waits="")
-                self._prepare()
-                return
-            except _NobodyAsks:
-                return
-            except (TransientStorageError, NoNode) as error:
-                self._note(waits=str(error))
-                time.sleep(RETRY_S)
-            except WorkersError as error:
-                self._refuse(str(error))
-                return
-            except BaseException as error:
-                _log.exception("a preparation failed")
-                self._refuse(f"an unexpected error ({type(error).__name__}): see the log of Ray")
-                return
+    def run(self) -> bool:
+        """Prepare it. False: it must be run again, as a storage failed for a while, or no node is
+        there."""
+        try:
+            self._prepare()
+        except _NobodyAsks:
+            pass
+        except (TransientStorageError, NoNode) as error:
+            self._note(waits=str(error))
+            time.sleep(RETRY_S)
+            return False
+        except WorkersError as error:
+            self._refuse(str(error))
+        except BaseException as error:
+            _log.exception("a preparation failed")
+            self._refuse(f"an unexpected error ({type(error).__name__}): see the log of Ray")
+        return True
 
     def _refuse(self, why: str) -> None:
         self._note(phase=PreparePhase.REFUSED, error=why, waits="")
@@ -191,6 +194,7 @@ class _SourceWork:
         """A reference to the end of the task that planned it, and its result."""
         while True:
             node = self._take_node()
+            self._note_turn(is_busy=node is None)
             if node is None:
                 time.sleep(LOOK_S)
                 continue
@@ -260,6 +264,7 @@ class _SourceWork:
                     part = waiting.popleft()
                     task = begin_part(node, shared, part, uri, self._store, self._source)
                     flying[task] = node, part
+                self._note_turn(is_busy=not flying and time.monotonic() >= pause_until)
                 if not flying:
                     time.sleep(LOOK_S)
                 for task in self._wait(list(flying)) if flying else ():
@@ -322,6 +327,14 @@ class _SourceWork:
             ),
             special_tokens=tokenizer.special_tokens,
         )
+
+    def _note_turn(self, *, is_busy: bool) -> None:
+        """Whether it waits for nodes that others use. Another reason to wait is kept until it is
+        over."""
+        if is_busy:
+            self._note(waits=BUSY)
+        elif self._progress.waits in (QUEUED, BUSY):
+            self._note(waits="")
 
     def _note(self, **changes: Any) -> None:
         self._news_at = time.monotonic()

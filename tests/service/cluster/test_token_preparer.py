@@ -4,6 +4,7 @@ refusal, each with its reason."""
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 from tests.support.service.unwatched import Unwatched
+from tests.support.waiting import eventually
 
 from holdfast_service.cluster import preparation_tasks, token_preparer
 from holdfast_service.cluster.preparation_tasks import TaskEnd, TaskSlots
 from holdfast_service.cluster.ray_cluster import RayCluster
-from holdfast_service.cluster.token_preparer import MOST_DEATHS, _SourceWork
+from holdfast_service.cluster.token_preparer import MOST_DEATHS, TokenPreparer, _SourceWork
 from holdfast_service.job_model.data_preparation import (
     PreparePhase,
     SourceProgress,
@@ -27,7 +29,9 @@ from holdfast_service.job_model.data_preparation import (
 )
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import Storage, TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
+from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import (
     CheckpointSpec,
@@ -113,7 +117,8 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTasks:
 
 def outcome(tasks: FakeTasks) -> SourceProgress:
     work = _SourceWork(tasks.request, (None, None), TaskSlots())
-    work.run()
+    while not work.run():
+        pass
     return work.progress(LENGTH)
 
 
@@ -271,3 +276,42 @@ def test_silence_is_said_and_an_outcome_that_nobody_fetched_is_found_anew(
     assert work.progress(LENGTH).is_over and not work.is_stale
     monkeypatch.setattr(time, "monotonic", lambda: began + 140.0)
     assert work.is_stale
+
+
+def answered(preparer: TokenPreparer, request: SourceRequest) -> SourceProgress:
+    answer = preparer.ask(codec.encode(request), (None, None))
+    return codec.decode(answer, SourceProgress)
+
+
+def test_sources_whose_bucket_is_away_let_others_be_prepared(
+    tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_preparer, "AT_ONCE", 1)
+    monkeypatch.setattr(token_preparer, "ABANDONED_S", 1e9)
+    away = replace(tasks.request, root=f"{tasks.request.root}/away")
+    down = [True]
+
+    def opened(uri: str, options: StorageOptions) -> Storage:
+        if uri.startswith(away.root) and down:
+            raise TransientStorageError(uri, "no answer")
+        return open_storage(uri, options)
+
+    monkeypatch.setattr(token_preparer, "open_storage", opened)
+    preparer = TokenPreparer()
+    eventually(lambda: "no answer" in answered(preparer, away).waits)
+    eventually(lambda: answered(preparer, tasks.request).phase is PreparePhase.READY)
+    assert "no answer" in answered(preparer, away).waits
+    down.clear()
+    eventually(lambda: answered(preparer, away).phase is PreparePhase.READY)
+
+
+def test_a_source_says_that_others_use_all_nodes(tasks: FakeTasks) -> None:
+    slots = TaskSlots()
+    taken = [node for _ in NODES if (node := slots.take())]
+    work = _SourceWork(tasks.request, (None, None), slots)
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    eventually(lambda: work.progress(LENGTH).waits == "all nodes make parts of other sources")
+    slots.give_back(taken.pop())
+    thread.join(60)
+    assert work.progress(LENGTH).phase is PreparePhase.READY
