@@ -238,8 +238,8 @@ class _SourceWork:
             why = f"the process that made {what} ended {times} ({end.died})"
             if self._deaths[which] >= MOST_DEATHS:
                 raise _Refused(
-                    f"{why}: give the nodes more memory, or repair, divide or leave out what takes "
-                    "so much"
+                    f"{why}: give the nodes more memory, or repair, divide or leave out the file at "
+                    "fault"
                 )
             self._note(waits=why)
         elif end.result is None:

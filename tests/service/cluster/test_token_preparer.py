@@ -197,7 +197,7 @@ def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> No
     assert undisturbed.special_tokens == {"document_end": SpecialTokenSpec(id=0)}
 
 
-REMEDY = "give the nodes more memory, or repair, divide or leave out what takes so much"
+REMEDY = "give the nodes more memory, or repair, divide or leave out the file at fault"
 
 
 def test_a_process_that_dies_again_and_again_refuses_the_source(tasks: FakeTasks) -> None:
