@@ -198,13 +198,14 @@ class _SourceWork:
             if node is None:
                 time.sleep(LOOK_S)
                 continue
-            task = begin_plan(node, self._request, self._source, self._apart_from)
-            end = TaskEnd()
+            task, end = None, TaskEnd()
             try:
+                task = begin_plan(node, self._request, self._source, self._apart_from)
                 self._wait([task])
                 end = end_of(task)
             finally:
-                ray.cancel(task, force=True)  # a file system that hangs holds no process for ever
+                if task is not None:
+                    ray.cancel(task, force=True)  # a file system that hangs holds no process
                 self._slots.give_back(node, end.unfit)
             if (result := self._result(end, None)) is not None:
                 return task, result
@@ -238,8 +239,8 @@ class _SourceWork:
             why = f"the process that made {what} ended {times} ({end.died})"
             if self._deaths[which] >= MOST_DEATHS:
                 raise _Refused(
-                    f"{why}: give the nodes more memory, or repair, divide or leave out the file at "
-                    "fault"
+                    f"{why}: give the nodes more memory, or repair, divide or leave out the file "
+                    "at fault"
                 )
             self._note(waits=why)
         elif end.result is None:
@@ -262,14 +263,18 @@ class _SourceWork:
                     if node is None:
                         break
                     part = waiting.popleft()
-                    task = begin_part(node, shared, part, uri, self._store, self._source)
+                    try:
+                        task = begin_part(node, shared, part, uri, self._store, self._source)
+                    except BaseException:
+                        self._slots.give_back(node)
+                        raise
                     flying[task] = node, part
                 self._note_turn(is_busy=not flying and time.monotonic() >= pause_until)
                 if not flying:
                     time.sleep(LOOK_S)
                 for task in self._wait(list(flying)) if flying else ():
-                    node, part = flying.pop(task)
                     end = end_of(task)
+                    node, part = flying.pop(task)
                     self._slots.give_back(node, end.unfit)
                     result = self._result(end, part)
                     if isinstance(result, PartResult):

@@ -315,3 +315,19 @@ def test_a_source_says_that_others_use_all_nodes(tasks: FakeTasks) -> None:
     slots.give_back(taken.pop())
     thread.join(60)
     assert work.progress(LENGTH).phase is PreparePhase.READY
+
+
+@pytest.mark.parametrize("fails", ["begin_plan", "begin_part", "end_of"])
+def test_an_error_of_ray_takes_no_place_of_other_sources(
+    tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def fail(*_: Any) -> TaskEnd:
+        raise RuntimeError("no connection")
+
+    slots = TaskSlots()
+    with monkeypatch.context() as broken:
+        broken.setattr(token_preparer, fails, fail)
+        work = _SourceWork(tasks.request, (None, None), slots)
+        assert work.run()
+        assert "RuntimeError" in work.progress(LENGTH).error
+    assert [slots.take() is not None for _ in range(len(NODES) + 1)] == [True, True, False]
