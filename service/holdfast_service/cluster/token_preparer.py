@@ -191,7 +191,8 @@ class _SourceWork:
         self._finish(made, uri, tokenizer)
 
     def _plan(self) -> tuple[Any, tuple[PreparePlan, TokenizerFile]]:
-        """A reference to the end of the task that planned it, and its result."""
+        """A reference to the end of the task that planned it, and its result. The reference is of
+        this process: the node of the task may be lost."""
         while True:
             node = self._take_node()
             self._note_turn(is_busy=node is None)
@@ -208,7 +209,7 @@ class _SourceWork:
                     ray.cancel(task, force=True)  # a file system that hangs holds no process
                 self._slots.give_back(node, end.unfit)
             if (result := self._result(end, None)) is not None:
-                return task, result
+                return ray.put(end), result
             time.sleep(RETRY_S)
 
     def _take_node(self) -> str | None:

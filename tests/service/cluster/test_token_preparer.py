@@ -12,6 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import (
+    ObjectLostError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from tests.support.service.unwatched import Unwatched
 from tests.support.waiting import eventually
 
@@ -60,6 +67,8 @@ class FakeTasks:
     ran_on: list[str] = field(default_factory=list)
     apart_from: Sequence[StorageOptions] = ()
     """As the last plan got them."""
+    kept: list[TaskEnd] = field(default_factory=list)
+    """What the preparer holds itself, as no node does that may be lost."""
     dies: int | None = None
     """The part whose process always dies, in the middle of its work."""
 
@@ -79,12 +88,17 @@ class FakeTasks:
     def begin_part(
         self, node: str, shared: TaskEnd, part: Part, uri: str, store: Any, source: Any
     ) -> TaskEnd:
+        assert shared in self.kept
         plan, tokenizer = shared.result
         if part.index == self.dies:
             return self._end(node, TaskEnd(died="WorkerCrashedError"))
         storage = open_storage(uri, store)
         made = make_part(plan, part, tokenizer, storage, source, self.scratch, lambda _: None)
         return self._end(node, TaskEnd(made))
+
+    def keep(self, end: TaskEnd) -> TaskEnd:
+        self.kept.append(end)
+        return end
 
     def _end(self, node: str, well: TaskEnd) -> TaskEnd:
         self.ran_on.append(node)
@@ -107,6 +121,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTasks:
     monkeypatch.setattr("ray.nodes", lambda: nodes)
     monkeypatch.setattr("ray.wait", lambda tasks, timeout: (tasks[:1], tasks[1:]))
     monkeypatch.setattr("ray.cancel", lambda task, force: None)
+    monkeypatch.setattr("ray.put", made.keep)
     monkeypatch.setattr(token_preparer, "begin_plan", made.begin_plan)
     monkeypatch.setattr(token_preparer, "begin_part", made.begin_part)
     monkeypatch.setattr(token_preparer, "end_of", lambda task: task)
@@ -226,6 +241,29 @@ def test_a_part_that_takes_its_process_with_it_each_time_is_refused_with_its_fil
     assert made == {"00000000.json", "00000002.json", "00000003.json"}
     tasks.dies = None
     assert outcome(tasks).phase is PreparePhase.READY
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (WorkerCrashedError(), TaskEnd(died="WorkerCrashedError")),
+        (OutOfMemoryError("killed"), TaskEnd(died="OutOfMemoryError")),
+        (
+            RayTaskError("_make_part", "", ObjectLostError("01", "", "")),
+            TaskEnd(died="ObjectLostError"),
+        ),
+        (RayTaskError("_make_part", "", ValueError("no")), TaskEnd(refused="...")),
+    ],
+)
+def test_a_task_without_an_answer_died_or_its_source_is_refused(
+    monkeypatch: pytest.MonkeyPatch, error: RayError, expected: TaskEnd
+) -> None:
+    def get(_: Any) -> TaskEnd:
+        raise error
+
+    monkeypatch.setattr("ray.get", get)
+    end = preparation_tasks.end_of(None)
+    assert replace(end, refused="..." if end.refused else "") == expected
 
 
 def test_a_node_that_is_unfit_gets_no_task_again(tasks: FakeTasks) -> None:
