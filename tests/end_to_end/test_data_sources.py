@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow
 import pytest
 import yaml
 from tests.end_to_end.conftest import ONE_NODE, REPOSITORY, Product, spec
 from tests.support.data.preparation import Preparation
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.embedded_cluster import processes
 from holdfast_service.views.token_sets import DataPreparationView
@@ -51,20 +54,26 @@ def job(corpus: Path, name: str) -> dict[str, Any]:
     return spec(name=name, data=data, train=train, **ONE_NODE)
 
 
-def signal_named(product: Product, name: str, number: int, most: int = 1000) -> list[int]:
-    """The processes of this name, at most so many, which got the signal once there were any."""
-    found: list[int] = []
+def name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
 
-    def signal_them() -> bool:
-        for pid in processes.of_cluster(product.cluster.cluster_id):
-            with contextlib.suppress(OSError):  # it has just ended
-                is_named = Path(f"/proc/{pid}/comm").read_text().startswith(name)
-                if is_named and len(found) < most:
+
+def signal_named(product: Product, name: str, number: int, most: int = 1000) -> list[int]:
+    """The processes of this name, at most so many, which got the signal as soon as there were
+    any: they may be short-lived."""
+    found: list[int] = []
+    until = time.monotonic() + DEADLINE_S
+    while not found:
+        assert time.monotonic() < until, f"no process {name}"
+        named = {pid for pid in psutil.pids() if name_of(pid).startswith(name)}
+        own = processes.of_cluster(product.cluster.cluster_id) if named else []
+        for pid in named.intersection(own):
+            with contextlib.suppress(ProcessLookupError):
+                if len(found) < most:
                     os.kill(pid, number)
                     found.append(pid)
-        return bool(found)
-
-    product.wait(signal_them)
     return found
 
 
@@ -121,7 +130,7 @@ def test_a_killed_prepare_task_costs_its_own_part_and_changes_no_token(
 ) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
-    for number in range(2 * MOST_PIECES + 1):  # three parts
+    for number in range(3 * MOST_PIECES):  # three parts
         (texts / f"{number:04d}.txt").write_text(f"the document {number} of a corpus\n" * 20)
     path = f"{texts}/*.txt"
     data = {
