@@ -11,17 +11,20 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.data.token_sets import MadeSet, random_shards
 from tests.support.nodes.history_proof import incidents
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.data.sample_order import samples_digest
 from holdfast_workers.data.token_cache import shard_file
 from holdfast_workers.data.token_corpus import order_of
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE
 from holdfast_workers.protocol.messages import StepRow
-from holdfast_workers.spec import DataSpec, TrainingSpec
+from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.spec import DataSpec, PreparedSpec, TrainingSpec
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 STEPS = 80
@@ -31,8 +34,18 @@ GROUP_BYTES = 2 * max(shard.nbytes for shard in MADE.shards)
 
 
 def training(store: Path) -> TrainingSpec:
-    data = DataSpec(prepared=(MADE.store(store),), shuffle_gb=GROUP_BYTES / 1e9)
+    return reading(MADE.store(store))
+
+
+def reading(made: PreparedSpec) -> TrainingSpec:
+    data = DataSpec(prepared=(made,), shuffle_gb=GROUP_BYTES / 1e9)
     return small_training(STEPS, data=data)
+
+
+def access_to(server: S3Server) -> StorageOptions:
+    return StorageOptions(
+        endpoint=server.endpoint, credentials=CREDENTIALS, read_timeout_s=1.0, patience_s=3.0
+    )
 
 
 def assert_each_token_once(spec: TrainingSpec, rows: Mapping[int, StepRow]) -> None:
@@ -64,8 +77,9 @@ def cached(run: SupervisedRun) -> int:
 
 @pytest.mark.cell("P2", "token fetcher")
 def test_a_corpus_larger_than_the_cache_is_read_through_faults_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server
 ) -> None:
+    """The bucket hangs meanwhile, as its server is stopped, and a node is lost then."""
     spec = training(tmp_path / "store")
     for name in ("undisturbed", "small"):
         (tmp_path / name).mkdir()
@@ -76,7 +90,11 @@ def test_a_corpus_larger_than_the_cache_is_read_through_faults_with_the_same_bit
         assert_each_token_once(spec, run.rows)
     limit = len(MADE.facts.encode()) + 3 * GROUP_BYTES
     monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
-    with supervised(tmp_path / "small", spec, standbys=1) as run:
+    bucket, storage = f"s3://{s3_server.new_bucket()}", access_to(s3_server)
+    made = MADE.prepared(f"{bucket}/tokens/{MADE.facts.digest}")
+    MADE.write_to(open_storage(made.uri, storage))
+    options = {"remote": f"{bucket}/job", "storage": storage}
+    with supervised(tmp_path / "small", reading(made), standbys=1, **options) as run:
         run.wait_step(10)
         assert cached(run) <= 6
         run.wait(lambda: len(fetchers()) == 3)
@@ -87,10 +105,12 @@ def test_a_corpus_larger_than_the_cache_is_read_through_faults_with_the_same_bit
         run.kill(1)
         run.wait(lambda: len(incidents(run)) == 1)
         seen = run.newest_step()
-        run.inject("remote_down", duration_s=10.0)
-        run.wait(lambda: any("waits for data" in line for line in run.logs))
-        assert run.newest_step() < STEPS
-        run.agents.kill_node(run.seat_of(0))
+        with s3_server.hanging():
+            run.wait(lambda: any("waits for data" in line for line in run.logs))
+            run.wait(lambda: any("ReadTimeoutError" in line for line in run.logs))
+            assert run.newest_step() < STEPS
+            run.agents.kill_node(run.seat_of(0))
+            run.wait(lambda: len(run.of(EventKind.INCIDENT_OPENED)) == 2)
         assert run.wait_end()["outcome"] == "SUCCEEDED", run.story()
         assert seen < STEPS
         assert cached(run) <= 6

@@ -192,9 +192,9 @@ def _program(pid: int) -> str:
 
 
 @contextmanager
-def served(folder: Path, nodes: int = 3) -> Iterator[Product]:
+def served(folder: Path, nodes: int = 3, **env: str) -> Iterator[Product]:
     """A started product with its data in `folder`; leaves no process behind."""
-    started = Product(folder, nodes=nodes)
+    started = Product(folder, None, nodes, **env)
     try:
         started.start()
         yield started

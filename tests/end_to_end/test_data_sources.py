@@ -7,16 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow
 import pytest
 import yaml
 from tests.end_to_end.conftest import ONE_NODE, REPOSITORY, Product, spec
+from tests.support.data.preparation import Preparation
+from tests.support.waiting import DEADLINE_S
 
 from holdfast_service.embedded_cluster import processes
+from holdfast_service.views.token_sets import DataPreparationView
+from holdfast_workers.data.token_set import MANIFEST, TokenSet, shard_digest
+from holdfast_workers.spec.train import DataSpec, SourceSpec
+from holdfast_workers.token_sets.plan import MOST_PIECES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(500)]
 STEPS = 120
@@ -46,19 +54,27 @@ def job(corpus: Path, name: str) -> dict[str, Any]:
     return spec(name=name, data=data, train=train, **ONE_NODE)
 
 
-def kill_named(product: Product, name: str) -> None:
-    """SIGKILL to the processes of this name, once there are any."""
+def name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
 
-    def kill_them() -> bool:
-        killed = False
-        for pid in processes.of_cluster(product.cluster.cluster_id):
-            with contextlib.suppress(OSError):  # it has just ended
-                if Path(f"/proc/{pid}/comm").read_text().startswith(name):
-                    os.kill(pid, signal.SIGKILL)
-                    killed = True
-        return killed
 
-    product.wait(kill_them)
+def signal_named(product: Product, name: str, number: int, most: int = 1000) -> list[int]:
+    """The processes of this name, at most so many, which got the signal as soon as there were
+    any: they may be short-lived."""
+    found: list[int] = []
+    until = time.monotonic() + DEADLINE_S
+    while not found:
+        assert time.monotonic() < until, f"no process {name}"
+        named = {pid for pid in psutil.pids() if name_of(pid).startswith(name)}
+        own = processes.of_cluster(product.cluster.cluster_id) if named else []
+        for pid in named.intersection(own):
+            with contextlib.suppress(ProcessLookupError):
+                if len(found) < most:
+                    os.kill(pid, number)
+                    found.append(pid)
+    return found
 
 
 @pytest.mark.story("tokens of sources")
@@ -72,10 +88,10 @@ def test_two_jobs_share_their_tokens_faults_change_no_bit_and_a_wrong_column_is_
     refused = client.submit(wrong)
     first = client.submit(job(corpus, "tokens"))
     second = client.submit(job(corpus, "tokens-too"))
-    kill_named(product, "ray::TokenPrepa")
+    signal_named(product, "ray::TokenPrepa", signal.SIGKILL)
     product.wait_step(second.id, 5, 240)
     product.kill_rank(second.id, 1)
-    kill_named(product, "hf-fetcher")
+    signal_named(product, "hf-fetcher", signal.SIGKILL)
     product.wait(lambda: any(found.closed_at for found in client.incidents(second.id)))
     for submitted in (first, second):
         ended = product.finish(submitted.id, 240)
@@ -106,3 +122,46 @@ def test_two_jobs_share_their_tokens_faults_change_no_bit_and_a_wrong_column_is_
     assert ended.progress.step == ended.progress.steps
     assert ended.progress.steps == ceil(samples / ended.spec["train"]["global_batch"])
     assert "z.jsonl.zst, row 2: " in event.data["bad"][0]
+
+
+@pytest.mark.cell("P6", "prepare task")
+def test_a_killed_prepare_task_costs_its_own_part_and_changes_no_token(
+    product: Product, corpus: Path, tmp_path: Path
+) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(3 * MOST_PIECES):  # three parts
+        (texts / f"{number:04d}.txt").write_text(f"the document {number} of a corpus\n" * 20)
+    path = f"{texts}/*.txt"
+    data = {
+        "tokenizer": str(corpus / "tokenizer.json"),
+        "document_end": "<|endoftext|>",
+        "sources": [{"path": path}],
+    }
+    undisturbed = Preparation(tmp_path, SourceSpec(path=path), DataSpec.model_validate(data))
+    folder = product.data_dir / "tokens" / undisturbed.plan()[0].key
+
+    def prepared() -> DataPreparationView:
+        return product.client.prepare_data(spec(data=data))
+
+    def shards() -> dict[str, tuple[int, int]]:
+        """Name → what shows that the file was not written again."""
+        stats = {path.name: path.stat() for path in folder.iterdir() if path.is_file()}
+        return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
+
+    prepared()
+    (stopped,) = signal_named(product, "ray::_make_part", signal.SIGSTOP, most=1)
+    product.wait(lambda: not prepared().done and len(list(folder.glob("parts/*"))) == 2)
+    before = shards()
+    assert len(before) == 2
+    os.kill(stopped, signal.SIGKILL)
+    product.wait(lambda: "ended 1 time (WorkerCrashedError)" in prepared().text)
+    product.wait(lambda: prepared().done)
+    assert prepared().ready, prepared().text
+    expected = undisturbed.run()
+    made = TokenSet.decode((folder / MANIFEST).read_bytes(), MANIFEST)
+    assert made.digest == expected.digest
+    assert len(made.shards) == 3
+    for shard in made.shards:
+        assert shard_digest((folder / shard.object_name).read_bytes()) == shard.digest
+    assert shards().items() > before.items()

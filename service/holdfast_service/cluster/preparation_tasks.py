@@ -108,8 +108,8 @@ def begin_plan(
 def begin_part(
     node: str, shared: Any, part: Part, uri: str, store: StorageOptions, source: StorageOptions
 ) -> Any:
-    """The reference of the end of a task with a `PartResult`. `shared`: a reference to what a task
-    of `begin_plan` has returned."""
+    """The reference of the end of a task with a `PartResult`. `shared`: a reference to the end of a
+    task of `begin_plan`."""
     return task_on(node, _make_part, with_code(None)).remote(shared, part, uri, store, source)
 
 
@@ -123,6 +123,8 @@ def end_of(task: Any) -> TaskEnd:
         if cannot_load(error):
             why = "install the same version of Holdfast, with its extra `data`, on all nodes"
             return TaskEnd(unfit=f"a node cannot run its tasks ({error.cause}): {why}")
+        if isinstance(error.cause, RayError):  # its arguments did not reach the node
+            return TaskEnd(died=type(error.cause).__name__)
         return TaskEnd(refused=_unexpected(error.cause))
     except RayError as error:
         return TaskEnd(died=type(error).__name__)

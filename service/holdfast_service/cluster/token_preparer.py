@@ -33,7 +33,7 @@ from holdfast_service.job_model.data_preparation import (
     SourceRequest,
 )
 from holdfast_service.remote_tier.location import storage_options
-from holdfast_service.wording import duration
+from holdfast_service.wording import duration, plural
 from holdfast_workers import log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import Storage, TransientStorageError, joined
@@ -47,7 +47,7 @@ from holdfast_workers.token_sets.prepare import check_share, finish, finished_pa
 from holdfast_workers.token_sets.tokenizer_file import TokenizerFile
 
 AT_ONCE = 8
-"""Sources that are worked on; others wait for them."""
+"""Sources that are worked on; others wait for them. One whose storage fails lets others go on."""
 ABANDONED_S = 120.0
 """Time without a question after which a source is given up, and the actor ends without work."""
 FRESH_S = 10.0
@@ -59,6 +59,8 @@ MOST_DEATHS = 5
 """Processes that one part, or the plan, may take with it."""
 SILENT_S = 60.0
 """Time without news after which the progress says so."""
+QUEUED = "it waits for other preparations"
+BUSY = "all nodes make parts of other sources"
 MOST_NAMED = 20
 
 _log = structlog.get_logger()
@@ -87,8 +89,12 @@ class TokenPreparer:
             work = self._works.get(request.name)
             if work is None or work.is_stale:
                 work = self._works[request.name] = _SourceWork(request, credentials, self._slots)
-                self._threads.submit(work.run)
+                self._threads.submit(self._carry_on, work)
         return codec.encode(work.progress(request.sequence_length))
+
+    def _carry_on(self, work: _SourceWork) -> None:
+        if not work.run():
+            self._threads.submit(self._carry_on, work)
 
     def _give_up_unasked(self) -> None:
         while True:
@@ -126,12 +132,11 @@ class _SourceWork:
             )
         )
         self._slots = slots
-        self._progress = SourceProgress(
-            request.source.path, waits="it waits for other preparations"
-        )
+        self._progress = SourceProgress(request.source.path, waits=QUEUED)
         self._news_at = self.asked_at = time.monotonic()
         self._began, self._had_bytes = time.monotonic(), 0
-        self._deaths: Counter[int] = Counter()
+        self._deaths: Counter[int | None] = Counter()
+        """Of processes that made each part, or the plan (None)."""
         self._made: TokenSet | None = None
         self.abandoned = False
 
@@ -153,24 +158,23 @@ class _SourceWork:
         why = f"its files are being {doing}, and nothing has ended for {duration(silent_s)}"
         return replace(found, waits=why)
 
-    def run(self) -> None:
-        while True:
-            try:
-                self._note(waits="")
-                self._prepare()
-                return
-            except _NobodyAsks:
-                return
-            except (TransientStorageError, NoNode) as error:
-                self._note(waits=str(error))
-                time.sleep(RETRY_S)
-            except WorkersError as error:
-                self._refuse(str(error))
-                return
-            except BaseException as error:
-                _log.exception("a preparation failed")
-                self._refuse(f"an unexpected error ({type(error).__name__}): see the log of Ray")
-                return
+    def run(self) -> bool:
+        """Prepare it. False: it must be run again, as a storage failed for a while, or no node is
+        there."""
+        try:
+            self._prepare()
+        except _NobodyAsks:
+            pass
+        except (TransientStorageError, NoNode) as error:
+            self._note(waits=str(error))
+            time.sleep(RETRY_S)
+            return False
+        except WorkersError as error:
+            self._refuse(str(error))
+        except BaseException as error:
+            _log.exception("a preparation failed")
+            self._refuse(f"an unexpected error ({type(error).__name__}): see the log of Ray")
+        return True
 
     def _refuse(self, why: str) -> None:
         self._note(phase=PreparePhase.REFUSED, error=why, waits="")
@@ -187,22 +191,25 @@ class _SourceWork:
         self._finish(made, uri, tokenizer)
 
     def _plan(self) -> tuple[Any, tuple[PreparePlan, TokenizerFile]]:
-        """A reference to the end of the task that planned it, and its result."""
+        """A reference to the end of the task that planned it, and its result. The reference is of
+        this process: the node of the task may be lost."""
         while True:
             node = self._take_node()
+            self._note_turn(is_busy=node is None)
             if node is None:
                 time.sleep(LOOK_S)
                 continue
-            task = begin_plan(node, self._request, self._source, self._apart_from)
-            end = TaskEnd()
+            task, end = None, TaskEnd()
             try:
+                task = begin_plan(node, self._request, self._source, self._apart_from)
                 self._wait([task])
                 end = end_of(task)
             finally:
-                ray.cancel(task, force=True)  # a file system that hangs holds no process for ever
+                if task is not None:
+                    ray.cancel(task, force=True)  # a file system that hangs holds no process
                 self._slots.give_back(node, end.unfit)
-            if (result := self._result(end, -1)) is not None:
-                return task, result
+            if (result := self._result(end, None)) is not None:
+                return ray.put(end), result
             time.sleep(RETRY_S)
 
     def _take_node(self) -> str | None:
@@ -220,16 +227,22 @@ class _SourceWork:
             if self.abandoned:
                 raise _NobodyAsks
 
-    def _result(self, end: TaskEnd, part: int) -> Any:
-        """The result of a task; None: it is tried again. Raises _Refused."""
+    def _result(self, end: TaskEnd, part: Part | None) -> Any:
+        """The result of a task that made a part, or the plan; None: it is tried again. Raises
+        _Refused."""
         if end.refused:
             raise _Refused(end.refused)
         if end.died:
-            self._deaths[part] += 1
-            what = "the list of its files" if part < 0 else f"part {part}"
-            why = f"the process that made {what} ended {self._deaths[part]} times ({end.died})"
-            if self._deaths[part] >= MOST_DEATHS:
-                raise _Refused(f"{why}: is a node out of memory, or a file damaged?")
+            which = None if part is None else part.index
+            self._deaths[which] += 1
+            what = "the list of its files" if part is None else f"part {which}, {_files_of(part)},"
+            times = plural(self._deaths[which], "time")
+            why = f"the process that made {what} ended {times} ({end.died})"
+            if self._deaths[which] >= MOST_DEATHS:
+                raise _Refused(
+                    f"{why}: give the nodes more memory, or repair, divide or leave out the file "
+                    "at fault"
+                )
             self._note(waits=why)
         elif end.result is None:
             self._note(waits=end.later or end.unfit)
@@ -251,15 +264,20 @@ class _SourceWork:
                     if node is None:
                         break
                     part = waiting.popleft()
-                    task = begin_part(node, shared, part, uri, self._store, self._source)
+                    try:
+                        task = begin_part(node, shared, part, uri, self._store, self._source)
+                    except BaseException:
+                        self._slots.give_back(node)
+                        raise
                     flying[task] = node, part
+                self._note_turn(is_busy=not flying and time.monotonic() >= pause_until)
                 if not flying:
                     time.sleep(LOOK_S)
                 for task in self._wait(list(flying)) if flying else ():
-                    node, part = flying.pop(task)
                     end = end_of(task)
+                    node, part = flying.pop(task)
                     self._slots.give_back(node, end.unfit)
-                    result = self._result(end, part.index)
+                    result = self._result(end, part)
                     if isinstance(result, PartResult):
                         made[part.index] = result
                         self._count(made)
@@ -316,6 +334,14 @@ class _SourceWork:
             special_tokens=tokenizer.special_tokens,
         )
 
+    def _note_turn(self, *, is_busy: bool) -> None:
+        """Whether it waits for nodes that others use. Another reason to wait is kept until it is
+        over."""
+        if is_busy:
+            self._note(waits=BUSY)
+        elif self._progress.waits in (QUEUED, BUSY):
+            self._note(waits="")
+
     def _note(self, **changes: Any) -> None:
         self._news_at = time.monotonic()
         self._progress = replace(self._progress, **changes)
@@ -323,3 +349,10 @@ class _SourceWork:
 
 def _bytes_of(made: Mapping[int, PartResult]) -> int:
     return sum(part.source_bytes for part in made.values())
+
+
+def _files_of(part: Part) -> str:
+    """`of a.jsonl`, or `of a.txt to z.txt, 1,000 files`."""
+    names = list(dict.fromkeys(piece.file.name for piece in part.pieces))
+    first, *others = names
+    return f"of {first} to {names[-1]}, {len(names):,} files" if others else f"of {first}"

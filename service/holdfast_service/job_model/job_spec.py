@@ -63,7 +63,8 @@ class RecoverySpec(Section):
 
     max_failures: NonNegative = Field(
         default=20,
-        description="Failed attempts allowed within `window_s`, not counting preemptions.",
+        description="Failed attempts allowed within `window_s`, not counting preemptions and "
+        "outages of the data.",
     )
     max_preemptions: NonNegative = Field(
         default=100, description="Preempted attempts allowed within `window_s`."

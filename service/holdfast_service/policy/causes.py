@@ -189,6 +189,12 @@ def is_preemption(batch: Sequence[Fault]) -> bool:
     return bool(seen) and all(fault.cause is Cause.PREEMPTED or fault.on_notice for fault in seen)
 
 
+def is_data_outage(batch: Sequence[Fault]) -> bool:
+    """Whether the attempt ended only because the job's data did not come."""
+    seen = [fault for fault in batch if fault.cause is not Cause.COMMUNICATION]
+    return bool(seen) and all(fault.cause is Cause.DATA_UNAVAILABLE for fault in seen)
+
+
 def is_planned(batch: Sequence[Fault]) -> bool:
     """Whether the world ends only because it is resized: nothing failed."""
     return bool(batch) and all(fault.cause is Cause.RESIZE for fault in batch)

@@ -42,7 +42,8 @@ class EarlierRecovery:
     decision: str
     reason: str = ""
     next_attempt: int = 0
-    """The attempt that was to follow, and failed too."""
+    """The attempt that was to follow, and failed too; the last of them, if several failed for want
+    of data, one after the other."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class IncidentCourse:
     """Times at which attempts failed because of this incident; the budget counts them."""
     preemptions: tuple[float, ...] = ()
     """Times at which attempts ended because a node was removed after a notice."""
+    data_outages: tuple[float, ...] = ()
+    """Times at which attempts ended only because the job's data did not come."""
     offences: tuple[Offence, ...] = ()
     """The nodes that were to blame."""
     decision: str = ""
@@ -64,6 +66,11 @@ class IncidentCourse:
     resolution: str = ""
     end_code: str = ""
     """The code of the job's end, if the job ended with this incident."""
+
+    @property
+    def attempts_lost(self) -> int:
+        """The number of attempts that it ended."""
+        return len(self.failures) + len(self.preemptions) + len(self.data_outages)
 
     @property
     def course(self) -> dict[str, Any]:
@@ -132,7 +139,7 @@ class Incident(IncidentCourse):
         if self.decision and self.next_attempt > max(
             (each.next_attempt for each in earlier), default=0
         ):
-            earlier = (*earlier, self._cut_short())
+            earlier = _followed_by(earlier, self._cut_short())
         return replace(
             self,
             decision=decision.action.value,
@@ -186,3 +193,14 @@ class Incident(IncidentCourse):
             reason=self.reason,
             next_attempt=self.next_attempt,
         )
+
+
+def _followed_by(
+    earlier: tuple[EarlierRecovery, ...], cut_short: EarlierRecovery
+) -> tuple[EarlierRecovery, ...]:
+    """Attempts that fail for want of data, hundreds in an outage, are one entry."""
+    if earlier and cut_short.cause == Cause.DATA_UNAVAILABLE:
+        together = replace(earlier[-1], next_attempt=cut_short.next_attempt)
+        if together == replace(cut_short, attempt=together.attempt):
+            return (*earlier[:-1], together)
+    return (*earlier, cut_short)

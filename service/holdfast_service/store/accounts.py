@@ -231,7 +231,7 @@ async def _outages(session: AsyncSession, job_id: str) -> list[Outage]:
     outages: list[Outage] = []
     for row in await queries.INCIDENTS.all(session, job=job_id):
         incident = read_incident(row.number, row.data)
-        if incident.failures or incident.preemptions:
+        if incident.attempts_lost:
             phases_s = {phase: number(stored_s) for phase, stored_s in incident.phases_s.items()}
             outages.append(
                 Outage(

@@ -293,7 +293,6 @@ def _incident_view(
         title="",
         text=(),
         budget=_budget_view(incident.budget),
-        attempts_lost=len(incident.failures) + len(incident.preemptions),
         mesh_change=mesh_change,
         device_seconds_lost=final,
         cost=device_time(final) if final else "",

@@ -250,7 +250,9 @@ def _earlier_sentences(incident: IncidentView) -> Iterator[str]:
     for before in incident.earlier:
         because = f", because {before.reason}" if before.reason else ""
         cause = cause_words(before.cause).clause
+        several = before.next_attempt > before.attempt + 1
+        failed = f"{'each attempt up to' if several else 'attempt'} {before.next_attempt}"
         yield sentence(
             f"After attempt {before.attempt} ({cause}), the decision was to {before.decision}"
-            f"{because}; attempt {before.next_attempt} then failed too"
+            f"{because}; {failed} then failed too"
         )

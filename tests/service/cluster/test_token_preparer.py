@@ -4,6 +4,7 @@ refusal, each with its reason."""
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,22 +12,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import (
+    ObjectLostError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from tests.support.service.unwatched import Unwatched
+from tests.support.waiting import eventually
 
 from holdfast_service.cluster import preparation_tasks, token_preparer
 from holdfast_service.cluster.preparation_tasks import TaskEnd, TaskSlots
 from holdfast_service.cluster.ray_cluster import RayCluster
-from holdfast_service.cluster.token_preparer import MOST_DEATHS, _SourceWork
+from holdfast_service.cluster.token_preparer import MOST_DEATHS, TokenPreparer, _SourceWork
 from holdfast_service.job_model.data_preparation import (
     PreparePhase,
     SourceProgress,
     SourceRequest,
+    refusals,
     requests_of,
     wait_text,
 )
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_workers.checkpoint.open_storage import open_storage
+from holdfast_workers.checkpoint.storage import Storage, TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
+from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import (
     CheckpointSpec,
@@ -55,6 +67,10 @@ class FakeTasks:
     ran_on: list[str] = field(default_factory=list)
     apart_from: Sequence[StorageOptions] = ()
     """As the last plan got them."""
+    kept: list[TaskEnd] = field(default_factory=list)
+    """What the preparer holds itself, as no node does that may be lost."""
+    dies: int | None = None
+    """The part whose process always dies, in the middle of its work."""
 
     def begin_plan(
         self,
@@ -72,10 +88,17 @@ class FakeTasks:
     def begin_part(
         self, node: str, shared: TaskEnd, part: Part, uri: str, store: Any, source: Any
     ) -> TaskEnd:
+        assert shared in self.kept
         plan, tokenizer = shared.result
+        if part.index == self.dies:
+            return self._end(node, TaskEnd(died="WorkerCrashedError"))
         storage = open_storage(uri, store)
         made = make_part(plan, part, tokenizer, storage, source, self.scratch, lambda _: None)
         return self._end(node, TaskEnd(made))
+
+    def keep(self, end: TaskEnd) -> TaskEnd:
+        self.kept.append(end)
+        return end
 
     def _end(self, node: str, well: TaskEnd) -> TaskEnd:
         self.ran_on.append(node)
@@ -98,6 +121,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTasks:
     monkeypatch.setattr("ray.nodes", lambda: nodes)
     monkeypatch.setattr("ray.wait", lambda tasks, timeout: (tasks[:1], tasks[1:]))
     monkeypatch.setattr("ray.cancel", lambda task, force: None)
+    monkeypatch.setattr("ray.put", made.keep)
     monkeypatch.setattr(token_preparer, "begin_plan", made.begin_plan)
     monkeypatch.setattr(token_preparer, "begin_part", made.begin_part)
     monkeypatch.setattr(token_preparer, "end_of", lambda task: task)
@@ -108,7 +132,8 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTasks:
 
 def outcome(tasks: FakeTasks) -> SourceProgress:
     work = _SourceWork(tasks.request, (None, None), TaskSlots())
-    work.run()
+    while not work.run():
+        pass
     return work.progress(LENGTH)
 
 
@@ -187,14 +212,58 @@ def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: FakeTasks) -> No
     assert undisturbed.special_tokens == {"document_end": SpecialTokenSpec(id=0)}
 
 
+REMEDY = "give the nodes more memory, or repair, divide or leave out the file at fault"
+
+
 def test_a_process_that_dies_again_and_again_refuses_the_source(tasks: FakeTasks) -> None:
     tasks.ends = [TaskEnd(died="OutOfMemoryError")] * MOST_DEATHS
     found = outcome(tasks)
     assert (found.phase, found.error) == (
         PreparePhase.REFUSED,
-        "the process that made the list of its files ended 5 times (OutOfMemoryError): is a node "
-        "out of memory, or a file damaged?",
+        "the process that made the list of its files ended 5 times (OutOfMemoryError): " + REMEDY,
     )
+    assert len(tasks.ran_on) == MOST_DEATHS
+
+
+def test_a_part_that_takes_its_process_with_it_each_time_is_refused_with_its_file(
+    tasks: FakeTasks,
+) -> None:
+    """The deaths of other parts do not count, and what these made stays."""
+    tasks.dies = 1
+    found = outcome(tasks)
+    assert found.phase is PreparePhase.REFUSED
+    name = tasks.request.source.path
+    assert found.error == (
+        f"the process that made part 1, of {name}, ended 5 times (WorkerCrashedError): {REMEDY}"
+    )
+    assert refusals([found]) == f"{name}: {found.error}"
+    made = {path.name for path in Path(tasks.request.root).rglob("parts/*")}
+    assert made == {"00000000.json", "00000002.json", "00000003.json"}
+    tasks.dies = None
+    assert outcome(tasks).phase is PreparePhase.READY
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (WorkerCrashedError(), TaskEnd(died="WorkerCrashedError")),
+        (OutOfMemoryError("killed"), TaskEnd(died="OutOfMemoryError")),
+        (
+            RayTaskError("_make_part", "", ObjectLostError("01", "", "")),
+            TaskEnd(died="ObjectLostError"),
+        ),
+        (RayTaskError("_make_part", "", ValueError("no")), TaskEnd(refused="...")),
+    ],
+)
+def test_a_task_without_an_answer_died_or_its_source_is_refused(
+    monkeypatch: pytest.MonkeyPatch, error: RayError, expected: TaskEnd
+) -> None:
+    def get(_: Any) -> TaskEnd:
+        raise error
+
+    monkeypatch.setattr("ray.get", get)
+    end = preparation_tasks.end_of(None)
+    assert replace(end, refused="..." if end.refused else "") == expected
 
 
 def test_a_node_that_is_unfit_gets_no_task_again(tasks: FakeTasks) -> None:
@@ -245,3 +314,58 @@ def test_silence_is_said_and_an_outcome_that_nobody_fetched_is_found_anew(
     assert work.progress(LENGTH).is_over and not work.is_stale
     monkeypatch.setattr(time, "monotonic", lambda: began + 140.0)
     assert work.is_stale
+
+
+def answered(preparer: TokenPreparer, request: SourceRequest) -> SourceProgress:
+    answer = preparer.ask(codec.encode(request), (None, None))
+    return codec.decode(answer, SourceProgress)
+
+
+def test_sources_whose_bucket_is_away_let_others_be_prepared(
+    tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_preparer, "AT_ONCE", 1)
+    monkeypatch.setattr(token_preparer, "ABANDONED_S", 1e9)
+    away = replace(tasks.request, root=f"{tasks.request.root}/away")
+    down = [True]
+
+    def opened(uri: str, options: StorageOptions) -> Storage:
+        if uri.startswith(away.root) and down:
+            raise TransientStorageError(uri, "no answer")
+        return open_storage(uri, options)
+
+    monkeypatch.setattr(token_preparer, "open_storage", opened)
+    preparer = TokenPreparer()
+    eventually(lambda: "no answer" in answered(preparer, away).waits)
+    eventually(lambda: answered(preparer, tasks.request).phase is PreparePhase.READY)
+    assert "no answer" in answered(preparer, away).waits
+    down.clear()
+    eventually(lambda: answered(preparer, away).phase is PreparePhase.READY)
+
+
+def test_a_source_says_that_others_use_all_nodes(tasks: FakeTasks) -> None:
+    slots = TaskSlots()
+    taken = [node for _ in NODES if (node := slots.take())]
+    work = _SourceWork(tasks.request, (None, None), slots)
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    eventually(lambda: work.progress(LENGTH).waits == "all nodes make parts of other sources")
+    slots.give_back(taken.pop())
+    thread.join(60)
+    assert work.progress(LENGTH).phase is PreparePhase.READY
+
+
+@pytest.mark.parametrize("fails", ["begin_plan", "begin_part", "end_of"])
+def test_an_error_of_ray_takes_no_place_of_other_sources(
+    tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def fail(*_: Any) -> TaskEnd:
+        raise RuntimeError("no connection")
+
+    slots = TaskSlots()
+    with monkeypatch.context() as broken:
+        broken.setattr(token_preparer, fails, fail)
+        work = _SourceWork(tasks.request, (None, None), slots)
+        assert work.run()
+        assert "RuntimeError" in work.progress(LENGTH).error
+    assert [slots.take() is not None for _ in range(len(NODES) + 1)] == [True, True, False]

@@ -47,7 +47,7 @@ from holdfast_workers.protocol.signals import (
 )
 
 SIGNALS = 250_000
-SEEDS = (20_261, 20_262, 20_263, 20_264)
+SEEDS = (20_263, 20_261, 20_262, 20_264)
 """Each sends `SIGNALS` signals: a million in total."""
 FIRST_SIGNALS = 100_000
 TYPES = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")

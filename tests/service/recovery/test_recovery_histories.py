@@ -61,6 +61,7 @@ OPS: dict[str, Callable[[SimulatedCluster, str, int], None]] = {
         agent, 1.0 + number, NodeStanding.QUARANTINED
     ),
     "unwell": lambda cluster, agent, number: cluster.fall_ill(agent, 1.0 + number),
+    "no data": lambda cluster, agent, number: cluster.lose_data(agent, for_s=1.0 + 3 * number),
     "unlinked": lambda cluster, agent, number: cluster.lose_link(agent, 1.0 + number),
     "size": lambda cluster, _, number: cluster.order_size(
         (None, 1, 2, 4)[number % 4], is_held=number > 3
@@ -121,6 +122,7 @@ def prepared(
         },
     )
     cluster = SimulatedCluster(config, seed, chaos=chaos, domains=seed % 3)
+    cluster.data_patience_s = 2.0
     names = sorted(cluster.agents)
     for when, op, agent, number in faults:
         name = names[agent % len(names)]

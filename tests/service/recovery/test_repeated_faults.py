@@ -9,13 +9,11 @@ import pytest
 from tests.service.recovery.faults.test_node_eviction import ECC, report_findings
 from tests.support.service.fake_cluster import row
 from tests.support.simulation.core_states import NOW, running_state
-from tests.support.simulation.simulated_agent import SimWorker
 from tests.support.simulation.simulated_cluster import SimulatedCluster
 from tests.support.simulation.simulated_jobs import closed, cluster, forming, present, running
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.policy.causes import Cause, Fault
-from holdfast_service.policy.decision_ladder import DATA_OUTAGE_S
 from holdfast_service.recovery.core_state import inputs
 from holdfast_service.recovery.core_state.effects import End
 from holdfast_service.recovery.core_state.event_replay import Facts
@@ -316,38 +314,3 @@ def test_a_fault_beside_an_unhealthy_node_still_counts_against_the_budget() -> N
     assert not judgement.judge_batch(state, NOW)
     (end,) = [effect for effect in state.take_effects() if isinstance(effect, End)]
     assert end.code == "too_many_failures"
-
-
-def lose_data(job: SimulatedCluster) -> None:
-    """Rank 0 waits in vain for a shard, in the newest attempt."""
-    agent, attempt = job.agents[placed(job)[0]], len(forming(job))
-
-    def seated() -> list[SimWorker]:
-        workers = agent.workers.values()
-        return [each for each in workers if (each.rank, each.attempt) == (0, attempt)]
-
-    job.run_until(lambda: bool(seated()))
-    job.fail_worker(agent, seated()[0], ErrorKind.DATA, "no shard", type_="DataUnavailable")
-    job.run_until(lambda: len(forming(job)) > attempt)
-
-
-def test_an_outage_of_the_data_is_no_lack_of_progress() -> None:
-    job = running(cluster(max_without_progress=1))
-    for _ in range(4):
-        lose_data(job)
-    assert job.run().outcome == "SUCCEEDED"
-    (incident,) = closed(job)
-    assert (incident["cause"], len(incident["failures"])) == ("data_unavailable", 4)
-
-
-def test_an_outage_of_the_data_that_lasts_ends_the_job_with_its_reason() -> None:
-    state = running_state()
-    member = state.worlds.find_member("n0")
-    assert member is not None
-    first = Fault(Cause.DATA_UNAVAILABLE, 1, NOW, "no shard", 0, agent="n0", worker=member.worker)
-    judgement.report_fault(state, first, NOW)
-    judgement.report_fault(state, replace(first, at=NOW + DATA_OUTAGE_S), NOW + DATA_OUTAGE_S)
-    assert not judgement.judge_batch(state, NOW + DATA_OUTAGE_S)
-    (end,) = [effect for effect in state.take_effects() if isinstance(effect, End)]
-    assert (end.outcome, end.code) == ("FAILED", "data_unavailable")
-    assert state.progress.without_progress == 0

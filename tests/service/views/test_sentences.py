@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,23 @@ def test_an_incident_of_every_cause_reads_as_sentences(cause: Cause) -> None:
     assert any(f"node {NODE})" in line for line in lines)
     assert sum("alternative" in line for line in lines) == len(view.refused)
     assert any(line.startswith("The decision was to ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "failed"), [(2, "attempt 2 then failed too"), (240, "each attempt up to 240 then")]
+)
+def test_attempts_that_fail_for_want_of_data_are_one_sentence(attempts: int, failed: str) -> None:
+    fault = Fault(Cause.DATA_UNAVAILABLE, 1, 1000.0, "rank 0 waited", 0, "n0.1", "n0")
+    decision = decide(Situation(fault.cause, what=fault.what))
+    found = Incident.opened(1, fault, 1000.0).with_decision(decision, Budget())
+    for attempt in range(2, attempts + 1):
+        found = replace(found, next_attempt=attempt).with_fault(replace(fault, attempt=attempt))
+        found = found.with_decision(decision, Budget())
+    lines = text_of(view_of(data_of(found)))
+    (earlier,) = (line for line in lines if line.startswith("After attempt"))
+    assert earlier.startswith("After attempt 1 (data of the job did not come to a node in time),")
+    assert failed in earlier
+    assert sum(line.startswith("Rank 0 on agent n0") for line in lines) == 1
 
 
 def test_there_are_words_for_every_cause() -> None:

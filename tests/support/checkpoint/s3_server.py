@@ -7,10 +7,13 @@ starts it.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import urllib.request
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -81,6 +84,15 @@ class S3Server:
         plain = {"Content-Type": "text/plain"}
         request = urllib.request.Request(url, data=unchecked, headers=plain)
         urllib.request.urlopen(request, timeout=60).close()
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Its process is stopped: connections are accepted, and nothing answers."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         self._connection.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.checkpoint.storage import write_small
+from holdfast_workers.checkpoint.storage import Storage, write_small
 from holdfast_workers.data.token_cache import manifest_file, shard_file
 from holdfast_workers.data.token_set import (
     MANIFEST,
@@ -56,11 +56,13 @@ class MadeSet:
 
     def store(self, folder: Path) -> PreparedSpec:
         """Write the objects of the set, below the folder."""
-        storage = LocalStorage(folder)
+        self.write_to(LocalStorage(folder))
+        return self.prepared(folder)
+
+    def write_to(self, storage: Storage) -> None:
         for shard, content in self.contents.items():
             write_small(storage, shard.object_name, content)
         write_small(storage, MANIFEST, self.facts.encode())
-        return self.prepared(folder)
 
     def put_into_cache(self, cache_dir: Path) -> PreparedSpec:
         """As if the set had been fetched."""

@@ -12,12 +12,23 @@ from tests.support.simulation.simulated_training import STEP_S, SimulatedTrainin
 
 from holdfast_service.recovery.core_state import effects as fx
 from holdfast_service.recovery.core_state import inputs
+from holdfast_workers.data.token_corpus import MANIFEST_PATIENCE_S
 from holdfast_workers.protocol import commands
-from holdfast_workers.protocol.messages import Beat, GroupBeat, Inspection, WorkerState
+from holdfast_workers.protocol.messages import (
+    Beat,
+    ErrorKind,
+    FormOrder,
+    GroupBeat,
+    Inspection,
+    Seat,
+    WorkerState,
+)
 from holdfast_workers.protocol.signals import RankStalled
 
 LIMIT_S = 1.0
 """The learned limit of every phase."""
+LOOK_S = 5.0
+"""Between two looks of a rank for the manifest of its data."""
 TOKENS = 1000
 """Tokens of a step in the rows of `SimulatedStalls.speeds`."""
 
@@ -37,6 +48,10 @@ class SimulatedStalls(SimulatedTraining):
     """Whether agents do not report stalled ranks."""
     change_inspection: Callable[[SimWorker, Inspection], Inspection] | None = None
     """Changes what the inspection of a worker shows."""
+    without_data: frozenset[str] = frozenset()
+    """Agents whose nodes have no manifest of the job's data, and whose ranks wait for it."""
+    data_patience_s = MANIFEST_PATIENCE_S
+    """How long they wait."""
 
     def hang_rank(self, rank: int, process: str = "S") -> None:
         """The rank's worker stops working; its peers wait for it in the step agreement."""
@@ -63,6 +78,27 @@ class SimulatedStalls(SimulatedTraining):
         """The agent does not answer inspections for a while."""
         self.uninspectable |= {agent}
         self.at(for_s, lambda: setattr(self, "uninspectable", self.uninspectable - {agent}))
+
+    def lose_data(self, *agents: str, for_s: float) -> None:
+        """The storage of the data does not answer for a while, and these agents need it."""
+        self.without_data |= {*agents}
+        self.at(for_s, lambda: setattr(self, "without_data", frozenset()))
+
+    def _arrive(self, agent: SimAgent, worker: SimWorker, seat: Seat, order: FormOrder) -> None:
+        """A rank without the manifest looks for it until its patience ends."""
+        until = self.now + self.data_patience_s
+        arrive = super()._arrive
+
+        def look() -> None:
+            if agent.name not in self.without_data:
+                arrive(agent, worker, seat, order)
+            elif self.now < until:
+                self.at(min(LOOK_S, until - self.now), look)
+            elif self._is_in(agent, worker, order.attempt):
+                why = f"MANIFEST did not come into the cache of {agent.name} in time"
+                self.fail_worker(agent, worker, ErrorKind.DATA, why, "DataUnavailable")
+
+        look()
 
     def _report_stalled(self, attempt: int, step: int, still: Callable[[], bool]) -> None:
         """When a rank exceeds its limit, its agent reports it."""

@@ -124,7 +124,7 @@ def with_late_evidence(closed: IncidentRecord, later: IncidentRecord) -> Inciden
 
 def _identity(record: IncidentRecord) -> tuple[object, ...]:
     """What every report of one incident agrees on, once it is closed."""
-    times = (record.opened_at, record.failures, record.preemptions)
+    times = (record.opened_at, record.failures, record.preemptions, record.data_outages)
     return (record.incident, record.attempt, record.next_attempt, *times)
 
 
@@ -169,8 +169,9 @@ class IncidentClosedEvent(IncidentEvent):
 
 
 def _lost_items(faults: Sequence[Fault]) -> tuple[LostItem, ...]:
-    """The processes and nodes lost to the faults, each once."""
-    items = (
+    """The processes and nodes lost to the faults, each once; a rank that waited for data again and
+    again, in its first such attempt."""
+    items = [
         LostItem(
             cause=fault.cause.value,
             rank=fault.rank,
@@ -183,5 +184,9 @@ def _lost_items(faults: Sequence[Fault]) -> tuple[LostItem, ...]:
         for fault in faults
         # The process that reported one of these is not lost.
         if fault.cause not in (Cause.COMMUNICATION, Cause.REMOTE_UNAVAILABLE)
-    )
-    return tuple(dict.fromkeys(items))
+    ]
+    found: dict[LostItem, LostItem] = {}
+    for item in items:
+        waited = item.cause == Cause.DATA_UNAVAILABLE
+        found.setdefault(replace(item, attempt=None) if waited else item, item)
+    return tuple(found.values())

@@ -17,6 +17,7 @@ from holdfast_service.policy.causes import (
     Fault,
     Offence,
     blames_node,
+    is_data_outage,
     is_external,
     is_lack_of_progress,
     is_missing_module,
@@ -75,10 +76,10 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
 
 
 def _data_outage_s(state: CoreState, now: float) -> float:
-    """The time since data was first unavailable in the incident, which the next step closes."""
+    """The time since an attempt first ended for want of data in the incident, which the next step
+    closes."""
     incident = state.incidents.current
-    faults = incident.faults if incident is not None else ()
-    times = [fault.at for fault in faults if fault.cause is Cause.DATA_UNAVAILABLE]
+    times = incident.data_outages if incident is not None else ()
     return max(0.0, now - min(times, default=now))
 
 
@@ -111,6 +112,8 @@ def record_condemned_attempt(state: CoreState, batch: Sequence[Fault], now: floa
     if is_preemption(batch):
         state.budget.count_preemption(now)
         state.incidents.amend(preemptions=(*(incident.preemptions if incident else ()), now))
+    elif is_data_outage(batch):  # a bound of its own: `DATA_OUTAGE_S`
+        state.incidents.amend(data_outages=(*(incident.data_outages if incident else ()), now))
     else:
         state.budget.count_failure(now)
         state.incidents.amend(failures=(*(incident.failures if incident else ()), now))
