@@ -25,6 +25,8 @@ from holdfast_workers.spec.train import DataSpec, SourceSpec
 from holdfast_workers.token_sets.refusals import DataRefused
 
 TEXTS = [f"document {n}: naïve café ☃\n{'words ' * (n % 7)}" for n in range(1, 400)]
+SKIPPED = bytes.fromhex("502a4d18 04000000 01020304")
+"""A frame of zstd that has no content, as pzstd writes before each other frame."""
 Write = Callable[[Path, list[str]], None]
 
 
@@ -73,6 +75,9 @@ WRITERS: dict[str, Write] = {
     "lines.jsonl.zst": lambda path, texts: void(path.write_bytes(_zstd(as_lines(texts)))),
     "joined.jsonl.zst": lambda path, texts: void(
         path.write_bytes(b"".join(_zstd(as_lines(half)) for half in halves(texts)))
+    ),
+    "skips.jsonl.zst": lambda path, texts: void(
+        path.write_bytes(SKIPPED + _zstd(as_lines(texts)) + SKIPPED)
     ),
     "table.parquet": _parquet,
     "large.parquet": lambda path, texts: void(

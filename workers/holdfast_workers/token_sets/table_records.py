@@ -43,6 +43,7 @@ def parquet_records(
         last = metadata.num_row_groups if stop is None else stop
         row = 1 + sum(metadata.row_group(group).num_rows for group in range(start))
         rows = sum(metadata.row_group(group).num_rows for group in range(start, last))
+        _try_first_row(parquet, column, start, last)
         batches = parquet.iter_batches(
             batch_size=_rows_of_batch(parquet, column, start, last),
             row_groups=list(range(start, last)),
@@ -153,6 +154,13 @@ def _too_long(name: str, row: int) -> DataRefused:
     )
 
 
+def _try_first_row(parquet: Any, column: str, start: int, stop: int) -> None:
+    """Of an encrypted column, this raises ArrowException; a question for its size would end the
+    process."""
+    groups = list(range(start, stop))[:1]
+    next(parquet.iter_batches(1, groups, [column], use_threads=False), None)
+
+
 def _rows_of_batch(parquet: Any, column: str, start: int, stop: int) -> int:
     """Rows whose text is about BATCH_BYTES long."""
     columns = range(parquet.metadata.num_columns)
@@ -226,7 +234,9 @@ def _broken_file(name: str, kind: FileKind) -> Iterator[None]:
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise TransientStorageError(name, error.strerror or str(error)) from error
+        encrypted = kind is FileKind.PARQUET
         raise DataRefused(
-            f"{name} is damaged or cut off: it cannot be read as {kind.value} "
-            f"({shortened(error)}): copy or write it again"
+            f"{name} is damaged or cut off{', or encrypted' if encrypted else ''}: it cannot be "
+            f"read as {kind.value} ({shortened(error)}): copy or write it again"
+            f"{', without encryption' if encrypted else ''}"
         ) from error
