@@ -4,6 +4,7 @@ refusal, each with its reason."""
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 from tests.support.service.unwatched import Unwatched
+from tests.support.waiting import eventually
 
 from holdfast_service.cluster import preparation_tasks, token_preparer
 from holdfast_service.cluster.preparation_tasks import TaskEnd, TaskSlots
 from holdfast_service.cluster.ray_cluster import RayCluster
-from holdfast_service.cluster.token_preparer import MOST_DEATHS, _SourceWork
+from holdfast_service.cluster.token_preparer import MOST_DEATHS, TokenPreparer, _SourceWork
 from holdfast_service.job_model.data_preparation import (
     PreparePhase,
     SourceProgress,
@@ -27,10 +29,12 @@ from holdfast_service.job_model.data_preparation import (
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.data.token_set import shard_digest
+from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import (
     CheckpointSpec,
     DataSpec,
+    ModelSpec,
     RemoteTierSpec,
     SourceSpec,
     SpecialTokenSpec,
@@ -245,3 +249,40 @@ def test_silence_is_said_and_an_outcome_that_nobody_fetched_is_found_anew(
     assert work.progress(LENGTH).is_over and not work.is_stale
     monkeypatch.setattr(time, "monotonic", lambda: began + 140.0)
     assert work.is_stale
+
+
+def test_two_jobs_with_one_source_at_once_prepare_it_once(
+    tasks: FakeTasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their other sources, weights and sequences are."""
+    monkeypatch.setattr(TokenPreparer, "_give_up_unasked", lambda _: None)
+    monkeypatch.setattr(token_preparer.log_setup, "configure", lambda **_: None)
+    both_asked = threading.Event()
+
+    def begin_plan(*arguments: Any) -> TaskEnd:
+        assert both_asked.wait(60)
+        return tasks.begin_plan(*arguments)
+
+    monkeypatch.setattr(token_preparer, "begin_plan", begin_plan)
+    source = tasks.request.source
+    other = SourceSpec(path=f"{tmp_path}/other.jsonl", weight=0.3)
+    mixed = TrainingSpec(
+        data=DataSpec(sources=(source.model_copy(update={"weight": 0.7}), other)),
+        model=ModelSpec(sequence_length=2 * LENGTH),
+    )
+    of_mixed, _ = requests_of(mixed, tasks.request.root, refuse_local=False)
+    questions = [codec.encode(request) for request in (tasks.request, of_mixed)]
+    preparer = TokenPreparer()
+
+    def ask() -> list[SourceProgress]:
+        answers = [preparer.ask(each, (None, None)) for each in questions]
+        return [codec.decode(answer, SourceProgress) for answer in answers]
+
+    assert {answer.phase for answer in ask()} == {PreparePhase.LISTING}
+    both_asked.set()
+    eventually(lambda: all(answer.is_over for answer in ask()))
+    first, second = (answer.prepared for answer in ask())
+    assert first is not None and second is not None
+    assert (first.uri, first.digest) == (second.uri, second.digest)
+    assert first.samples != second.samples
+    assert len(tasks.ran_on) == 1 + 4, "the plan, and each part once"
