@@ -256,7 +256,7 @@ def test_two_jobs_with_one_source_at_once_prepare_it_once(
 ) -> None:
     """Whatever their other sources, weights and sequences are."""
     monkeypatch.setattr(TokenPreparer, "_give_up_unasked", lambda _: None)
-    monkeypatch.setattr(token_preparer.log_setup, "configure", lambda **_: None)
+    monkeypatch.setattr("holdfast_workers.log_setup.configure", lambda **_: None)
     both_asked = threading.Event()
 
     def begin_plan(*arguments: Any) -> TaskEnd:

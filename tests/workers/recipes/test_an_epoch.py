@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -117,7 +117,7 @@ class Run:
 
     spec: TrainingSpec
     task: Task
-    mesh: Mapping[str, int]
+    mesh: dict[str, int]
     steps: list[Targets] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
 

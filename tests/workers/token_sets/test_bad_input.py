@@ -65,7 +65,7 @@ def _damaged_parquet(path: Path) -> None:
     path.write_bytes(content)
 
 
-class _KeyService(KmsClient):
+class _KeyService(KmsClient):  # type: ignore[misc]
     """Gives each key as it is."""
 
     def __init__(self, _config: KmsConnectionConfig) -> None:
