@@ -196,6 +196,9 @@ def wait_text(progress: Sequence[SourceProgress]) -> str:
     if total:
         tokens = sum(p.tokens for p in progress)
         text = f"{size_of(done)} of {size_of(total)} of its sources are tokens: {tokens:,} so far"
+        expected = [p.expected_tokens for p in progress if p.expected_tokens is not None]
+        if len(expected) == len(progress) and sum(expected) > tokens:
+            text += f", about {float(f'{sum(expected):.3g}'):,.0f} in the end"
         if listed:
             text += f"; {plural(listed, 'source')} {'is' if listed == 1 else 'are'} being listed"
         left = [p.left_s for p in progress if p.left_s is not None]

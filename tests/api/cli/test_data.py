@@ -151,6 +151,7 @@ def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
         READY,
         phase=PreparePhase.TOKENIZING,
         done_bytes=4,
+        bytes_per_s=1.0,
         waits="it waits for a free CPU of the cluster",
         prepared=None,
     )
@@ -163,7 +164,10 @@ def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
     monkeypatch.setattr("time.sleep", refuse)
     assert run(["data", "prepare", job_file]) == ExitCode.JOB_FAILED
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("4 bytes of 9 bytes of its sources are tokens: 7,000 so far")
+    assert lines[0].startswith(
+        "4 bytes of 9 bytes of its sources are tokens: 7,000 so far, about 15,800 in the end, "
+        "about 5.0 s left; "
+    )
     assert lines[0].endswith("it waits for a free CPU of the cluster")
     assert lines[-1] == f"refused: {PATH}: {why}"
 
