@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from holdfast_service.wording import duration, plural
+from holdfast_service.wording import duration, enumeration, plural
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.checkpoint.storage import joined
 from holdfast_workers.spec import (
@@ -209,5 +209,9 @@ def wait_text(progress: Sequence[SourceProgress]) -> str:
 
 
 def refusals(progress: Sequence[SourceProgress]) -> str:
-    """Why sources are refused; "": none is."""
-    return "; ".join(f"{p.path}: {p.error}" for p in progress if p.phase is PreparePhase.REFUSED)
+    """Why sources are refused, an equal reason once for all of them; "": none is."""
+    paths: dict[str, list[str]] = {}
+    for each in progress:
+        if each.phase is PreparePhase.REFUSED:
+            paths.setdefault(each.error, []).append(each.path)
+    return "; ".join(f"{enumeration(of_error)}: {error}" for error, of_error in paths.items())
