@@ -1,16 +1,17 @@
 """The tasks that read users' files for token sets, and where they run.
 
 A task takes none of its node's resources from Ray, so that no job waits for it; it has the lowest
-priority there, and a node gets as many as it has CPUs. Whatever a file does to its process ends
-that process alone.
+priority there, and a node gets as many as it has CPUs, and memory for. Whatever a file does to its
+process ends that process alone.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,8 @@ from holdfast_workers.token_sets.source_files import list_source, refuse_shared_
 from holdfast_workers.token_sets.tokenizer_file import TokenizerFile, read_tokenizer
 
 LOWEST_PRIORITY = 19
+TASK_BYTES = 4_000_000_000
+"""Memory of a node for each of its tasks: one took up to 3.5 GB, with the longest document."""
 _SCRATCH = "preparation"
 
 _log = structlog.get_logger()
@@ -67,14 +70,14 @@ class TaskSlots:
     def take(self) -> str | None:
         """The node with most room; None: all have enough. Raises NoNode if there is none that can
         run tasks."""
-        cpus = {
-            str(node["NodeID"]): max(1, int(node["Resources"]["CPU"]))
+        most = {
+            str(node["NodeID"]): _most_tasks(node["Resources"])
             for node in ray.nodes()
             if node["Alive"] and node["Resources"].get("CPU", 0.0)
         }
         with self._lock:
-            fit = {node: count for node, count in cpus.items() if node not in self._unfit}
-            if cpus and not fit:
+            fit = {node: count for node, count in most.items() if node not in self._unfit}
+            if most and not fit:
                 reasons = "; ".join(sorted(set(self._unfit.values())))
                 self._unfit.clear()  # they may be mended meanwhile: the next try finds out
                 raise NoNode(reasons)
@@ -128,6 +131,12 @@ def end_of(task: Any) -> TaskEnd:
         return TaskEnd(refused=_unexpected(error.cause))
     except RayError as error:
         return TaskEnd(died=type(error).__name__)
+
+
+def _most_tasks(resources: Mapping[str, float]) -> int:
+    """Of a node with these resources of Ray."""
+    by_memory = resources.get("memory", math.inf) // TASK_BYTES
+    return max(1, int(min(resources["CPU"], by_memory)))
 
 
 def _plan(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from holdfast_service.wording import duration, plural
+from holdfast_service.wording import duration, enumeration, plural
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.checkpoint.storage import joined
 from holdfast_workers.spec import (
@@ -196,6 +196,9 @@ def wait_text(progress: Sequence[SourceProgress]) -> str:
     if total:
         tokens = sum(p.tokens for p in progress)
         text = f"{size_of(done)} of {size_of(total)} of its sources are tokens: {tokens:,} so far"
+        expected = [p.expected_tokens for p in progress if p.expected_tokens is not None]
+        if len(expected) == len(progress) and sum(expected) > tokens:
+            text += f", about {float(f'{sum(expected):.3g}'):,.0f} in the end"
         if listed:
             text += f"; {plural(listed, 'source')} {'is' if listed == 1 else 'are'} being listed"
         left = [p.left_s for p in progress if p.left_s is not None]
@@ -206,5 +209,9 @@ def wait_text(progress: Sequence[SourceProgress]) -> str:
 
 
 def refusals(progress: Sequence[SourceProgress]) -> str:
-    """Why sources are refused; "": none is."""
-    return "; ".join(f"{p.path}: {p.error}" for p in progress if p.phase is PreparePhase.REFUSED)
+    """Why sources are refused, an equal reason once for all of them; "": none is."""
+    paths: dict[str, list[str]] = {}
+    for each in progress:
+        if each.phase is PreparePhase.REFUSED:
+            paths.setdefault(each.error, []).append(each.path)
+    return "; ".join(f"{enumeration(of_error)}: {error}" for error, of_error in paths.items())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from holdfast_service.errors import InvalidSpec, StorageUnavailable
+from holdfast_service.errors import StorageUnavailable
 from holdfast_service.job_model.data_preparation import (
     SourceProgress,
     needs_preparation,
@@ -19,11 +19,12 @@ from holdfast_service.job_model.data_preparation import (
     with_token_sets,
 )
 from holdfast_service.job_model.events.progress import DataPreparedEvent
-from holdfast_service.job_model.job_spec import JobSpec, prepared_faults, with_data
+from holdfast_service.job_model.job_spec import JobSpec, with_data
 from holdfast_service.job_model.lifecycle import DATA_WAIT, State
 from holdfast_service.job_model.supervisor_protocol import Cluster
 from holdfast_service.remote_tier.location import source_requests
 from holdfast_service.services.init_sources import InitSources
+from holdfast_service.services.token_sets import why_unfit
 from holdfast_service.settings import Settings
 from holdfast_service.store.models import JobRecord
 from holdfast_service.store.transaction import JobTransaction
@@ -57,7 +58,8 @@ class TokenPreparation:
         known = None if data is None else with_data(spec, data)
         if known is not None:
             try:
-                unfit = await self._why_unfit(known, job)
+                origin = job.origin
+                unfit = await why_unfit(known, lambda s: self._sources.check_again(s, origin))
             except StorageUnavailable as error:
                 async with self._transaction() as tx:
                     if tx.state is State.QUEUED:
@@ -78,17 +80,6 @@ class TokenPreparation:
                 tx.wait_for(DATA_WAIT, wait_text(progress))
                 return LOOK_S
         return 0.0
-
-    async def _why_unfit(self, spec: JobSpec, job: JobRecord) -> str:
-        """Why the job cannot train on its token sets, on one line; "" if it can. Raises
-        StorageUnavailable."""
-        faults = [f"{fault.path}: {fault.message}" for fault in prepared_faults(spec)]
-        if not faults:
-            try:
-                await self._sources.check_again(spec, job.origin)
-            except InvalidSpec as error:
-                faults = [f"{fault['path']}: {fault['message']}" for fault in error.faults]
-        return "; ".join(faults)
 
     def _keep(self, tx: JobTransaction, spec: JobSpec, progress: Sequence[SourceProgress]) -> None:
         waits = tx.job.waiting

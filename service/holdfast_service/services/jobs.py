@@ -208,9 +208,14 @@ class JobService(JobCommands):
         """
         spec = await self.parsed(document)
         await self._check_code(spec)
-        await self._init_sources.resolve(spec, None)
+        await self.check_start(spec)
         order = await asyncio.to_thread(spec.mesh_order, _nodes_asked(document))
         return valid_spec_view(used_fields(spec), order, needs_of(spec))
+
+    async def check_start(self, spec: JobSpec) -> None:
+        """Check the checkpoint that a job of a resolved spec would start from. Raises InvalidSpec,
+        StorageUnavailable."""
+        await self._init_sources.resolve(spec, None)
 
     async def _check_remote(self, spec: JobSpec) -> None:
         """Test the remote storage now, not an hour into training. Raises InvalidSpec."""

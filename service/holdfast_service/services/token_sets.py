@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast_service.errors import ClusterUnreachable, DataUnreadable, InvalidSpec
 from holdfast_service.job_model.data_preparation import with_token_sets
-from holdfast_service.job_model.job_spec import JobSpec, with_data
+from holdfast_service.job_model.job_spec import JobSpec, prepared_faults, with_data
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.remote_tier.location import source_requests
 from holdfast_service.services.jobs import JobService
@@ -16,6 +16,18 @@ from holdfast_service.views.token_sets import DataPreparationView, DataSamplesVi
 from holdfast_workers.spec import SpecFault
 
 MOST_SAMPLES = 100
+
+
+async def why_unfit(spec: JobSpec, check_start: Callable[[JobSpec], Awaitable[object]]) -> str:
+    """Why a job of a spec with token sets cannot train on them, on one line; "" if it can.
+    `check_start`: of its `init_from`, raises InvalidSpec. Raises StorageUnavailable."""
+    faults = [f"{fault.path}: {fault.message}" for fault in prepared_faults(spec)]
+    if not faults:
+        try:
+            await check_start(spec)
+        except InvalidSpec as error:
+            faults = [f"{fault['path']}: {fault['message']}" for fault in error.faults]
+    return "; ".join(faults)
 
 
 class TokenSetService:
@@ -27,7 +39,7 @@ class TokenSetService:
     async def prepare(self, document: Mapping[str, Any]) -> DataPreparationView:
         """Begin to prepare the sources of a spec, or go on, and say how far they are; to be asked
         again until they are done: without a question, the work ends after a while. Raises
-        InvalidSpec, ClusterUnreachable."""
+        InvalidSpec, ClusterUnreachable, StorageUnavailable."""
         spec = await self._spec_with_sources(document)
         try:
             progress = await self._cluster.prepare_tokens(source_requests(spec, self._settings))
@@ -35,7 +47,8 @@ class TokenSetService:
             raise ClusterUnreachable(str(error)) from error
         data = with_token_sets(spec.data, progress)
         ready = None if data is None else with_data(spec, data)
-        return DataPreparationView.of(progress, spec, ready)
+        unfit = "" if ready is None else await why_unfit(ready, self._jobs.check_start)
+        return DataPreparationView.of(progress, spec, ready, unfit)
 
     async def samples(self, document: Mapping[str, Any], count: int) -> DataSamplesView:
         """The first samples of a spec with prepared sources, as text. Raises InvalidSpec,

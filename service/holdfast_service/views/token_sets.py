@@ -41,8 +41,8 @@ class DataPreparationView(View):
     """How far the sources of a spec are."""
 
     done: bool = Field(description="every source is ready, or one is refused")
-    ready: bool = Field(description="every source is ready")
-    text: str = Field(description="in a sentence")
+    ready: bool = Field(description="every source is ready, and the spec fits them")
+    text: str = Field(description="in a sentence; if a job of the spec would be refused, why")
     sources: tuple[SourceProgressView, ...]
     validation: SourceProgressView | None = Field(
         description="files of their own for validation; null: the spec names none"
@@ -50,23 +50,27 @@ class DataPreparationView(View):
     data: dict[str, Any] | None = Field(
         description="the section `data` with the token sets; null: not all are ready"
     )
-
     steps: int | None = Field(
         description="that `train` comes to; null: not known before every source is ready"
     )
 
     @classmethod
     def of(
-        cls, progress: Sequence[SourceProgress], spec: JobSpec, ready: JobSpec | None
+        cls,
+        progress: Sequence[SourceProgress],
+        spec: JobSpec,
+        ready: JobSpec | None,
+        unfit: str,
     ) -> DataPreparationView:
         """`progress`: of the sources of `spec`, and of its files for validation; `ready`: the spec
-        with the token sets, once all are there."""
+        with the token sets, once all are there; `unfit`: why a job of it could not train on them,
+        or ""."""
         refused, sources = refusals(progress), len(spec.data.sources)
         views = [SourceProgressView.from_attributes(each) for each in progress]
         return cls(
             done=bool(refused) or ready is not None,
-            ready=ready is not None,
-            text=refused or (wait_text(progress) if ready is None else _ready_text(ready)),
+            ready=ready is not None and not unfit,
+            text=refused or unfit or (wait_text(progress) if ready is None else _ready_text(ready)),
             sources=tuple(views[:sources]),
             validation=views[sources] if len(views) > sources else None,
             data=None if ready is None else ready.data.model_dump(mode="json"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.service.live_server import SPEC, LiveServer
@@ -99,6 +100,46 @@ def test_it_says_how_many_steps_tokens_or_epochs_come_to(
     assert capsys.readouterr().err.splitlines()[-1] == f"ready: 7,000 tokens; {text}"
 
 
+@pytest.mark.parametrize("command", ["prepare", "show"])
+@pytest.mark.parametrize(
+    ("changes", "prepared", "why"),
+    [
+        (
+            {"train": {"epochs": 2, "schedule": {"warmup_steps": 20}}},
+            {},
+            "train.schedule.warmup_steps: warmup_steps 20 exceeds steps 4",
+        ),
+        (
+            {"parallel": {"tp": 2, "vocabulary_parallel": True}},
+            {"vocabulary": 257},
+            "parallel.vocabulary_parallel: the vocabulary of 257 is not divisible by tp 2: use "
+            "another tp, or remove vocabulary_parallel",
+        ),
+    ],
+)
+def test_a_job_that_would_not_fit_its_tokens_is_refused_with_the_reason_of_the_job(
+    server: LiveServer,
+    client: Client,
+    job_file: str,
+    command: str,
+    changes: dict[str, Any],
+    prepared: dict[str, Any],
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = at_home(server)
+    assert found.prepared is not None
+    made = found.prepared.model_copy(update=prepared)
+    server.cluster.token_sets = (replace(found, prepared=made),)
+    document = {**json.loads(Path(job_file).read_text()), **changes}
+    Path(job_file).write_text(json.dumps(document))
+    assert run(["data", command, job_file]) == ExitCode.JOB_FAILED
+    assert capsys.readouterr().err.splitlines()[-1] == f"refused: {why}"
+    job = client.wait(client.submit(document).id)
+    assert job.outcome is not None
+    assert (job.outcome.code, job.outcome.message) == ("data_unfit", why)
+
+
 def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
     server: LiveServer,
     job_file: str,
@@ -110,6 +151,7 @@ def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
         READY,
         phase=PreparePhase.TOKENIZING,
         done_bytes=4,
+        bytes_per_s=1.0,
         waits="it waits for a free CPU of the cluster",
         prepared=None,
     )
@@ -122,7 +164,10 @@ def test_it_shows_how_far_it_is_and_ends_with_a_refusal(
     monkeypatch.setattr("time.sleep", refuse)
     assert run(["data", "prepare", job_file]) == ExitCode.JOB_FAILED
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("4 bytes of 9 bytes of its sources are tokens: 7,000 so far")
+    assert lines[0].startswith(
+        "4 bytes of 9 bytes of its sources are tokens: 7,000 so far, about 15,800 in the end, "
+        "about 5.0 s left; "
+    )
     assert lines[0].endswith("it waits for a free CPU of the cluster")
     assert lines[-1] == f"refused: {PATH}: {why}"
 
@@ -131,11 +176,14 @@ def test_samples_are_shown_as_text(
     server: LiveServer, job_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.cluster.token_sets = (at_home(server),)
-    server.cluster.samples = SamplesAnswer((SampleText(0, PATH, 9, "To be, or not to be"),))
-    assert run(["data", "show", job_file, "--samples", "1"]) == ExitCode.OK
-    title, text = capsys.readouterr().out.splitlines()
-    assert title == f"sample 0, 9 tokens of {PATH}"
-    assert text == "To be, or not to be"
+    texts = [f"To be, or not to be: {n}" for n in range(9)]
+    samples = [SampleText(n, PATH, 9, text) for n, text in enumerate(texts)]
+    server.cluster.samples = SamplesAnswer(tuple(samples))
+    for asked, shown in ((["--samples", "1"], 1), (["--samples", "7"], 7), ([], 3)):
+        assert run(["data", "show", job_file, *asked]) == ExitCode.OK
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[::2] == [f"sample {n}, 9 tokens of {PATH}" for n in range(shown)]
+        assert lines[1::2] == texts[:shown]
 
 
 def test_the_job_s_record_names_the_tokenizer_and_what_was_read_of_each_source(

@@ -43,6 +43,7 @@ from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec import (
     CheckpointSpec,
     DataSpec,
+    ModelSpec,
     RemoteTierSpec,
     SourceSpec,
     SpecialTokenSpec,
@@ -369,3 +370,40 @@ def test_an_error_of_ray_takes_no_place_of_other_sources(
         assert work.run()
         assert "RuntimeError" in work.progress(LENGTH).error
     assert [slots.take() is not None for _ in range(len(NODES) + 1)] == [True, True, False]
+
+
+def test_two_jobs_with_one_source_at_once_prepare_it_once(
+    tasks: FakeTasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their other sources, weights and sequences are."""
+    monkeypatch.setattr(TokenPreparer, "_give_up_unasked", lambda _: None)
+    monkeypatch.setattr("holdfast_workers.log_setup.configure", lambda **_: None)
+    both_asked = threading.Event()
+
+    def begin_plan(*arguments: Any) -> TaskEnd:
+        assert both_asked.wait(60)
+        return tasks.begin_plan(*arguments)
+
+    monkeypatch.setattr(token_preparer, "begin_plan", begin_plan)
+    source = tasks.request.source
+    other = SourceSpec(path=f"{tmp_path}/other.jsonl", weight=0.3)
+    mixed = TrainingSpec(
+        data=DataSpec(sources=(source.model_copy(update={"weight": 0.7}), other)),
+        model=ModelSpec(sequence_length=2 * LENGTH),
+    )
+    of_mixed, _ = requests_of(mixed, tasks.request.root, refuse_local=False)
+    questions = [codec.encode(request) for request in (tasks.request, of_mixed)]
+    preparer = TokenPreparer()
+
+    def ask() -> list[SourceProgress]:
+        answers = [preparer.ask(each, (None, None)) for each in questions]
+        return [codec.decode(answer, SourceProgress) for answer in answers]
+
+    assert {answer.phase for answer in ask()} == {PreparePhase.LISTING}
+    both_asked.set()
+    eventually(lambda: all(answer.is_over for answer in ask()))
+    first, second = (answer.prepared for answer in ask())
+    assert first is not None and second is not None
+    assert (first.uri, first.digest) == (second.uri, second.digest)
+    assert first.samples != second.samples
+    assert len(tasks.ran_on) == 1 + 4, "the plan, and each part once"

@@ -221,7 +221,8 @@ async def test_a_job_says_how_far_its_data_is_and_keeps_no_other_from_nodes(
         view = await jobs.get(waits.id)
         assert view.waiting is not None
         assert view.waiting.reason == (
-            "2 GB of 8 GB of its sources are tokens: 500,000,000 so far, about 10 min 0 s left"
+            "2 GB of 8 GB of its sources are tokens: 500,000,000 so far, about 2,000,000,000 in "
+            "the end, about 10 min 0 s left"
         )
         other, _ = await jobs.submit(JOB)
         await until(lambda: other.id in cluster.supervisors)

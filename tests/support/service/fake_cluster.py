@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -257,7 +257,7 @@ class FakeCluster:
 
     async def read_samples(self, spec: JobSpec, count: int) -> SamplesAnswer:
         self._reach()
-        return self.samples
+        return replace(self.samples, samples=self.samples.samples[:count])
 
     async def ensure_supervisor(self, launch: JobPlan) -> bool:
         self._reach()

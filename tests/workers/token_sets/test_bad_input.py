@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import struct
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,12 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.parquet.encryption import (
+    CryptoFactory,
+    EncryptionConfiguration,
+    KmsClient,
+    KmsConnectionConfig,
+)
 from tests.support.data.preparation import END, Preparation, as_lines
 
 from holdfast_workers.spec.train import DataSpec, SourceSpec
@@ -56,6 +63,36 @@ def _damaged_parquet(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[60:200] = bytes(140)
     path.write_bytes(content)
+
+
+class _KeyService(KmsClient):  # type: ignore[misc]
+    """Gives each key as it is."""
+
+    def __init__(self, _config: KmsConnectionConfig) -> None:
+        super().__init__()
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:
+        return b64encode(key_bytes)
+
+    def unwrap_key(self, wrapped_key: bytes, master_key_identifier: str) -> bytes:
+        return b64decode(wrapped_key)
+
+
+def _encrypted_parquet(*, plaintext_footer: bool) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        properties = CryptoFactory(_KeyService).file_encryption_properties(
+            KmsConnectionConfig(),
+            EncryptionConfiguration(
+                footer_key="footer",
+                column_keys={"column": ["text"]},
+                plaintext_footer=plaintext_footer,
+            ),
+        )
+        table = pa.table({"text": TEXTS})
+        with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+            writer.write_table(table)
+
+    return write
 
 
 def _arrow(path: Path) -> bytes:
@@ -153,6 +190,18 @@ CASES = {
     "empty_gzip": Bad("a.jsonl.gz", b"", "a.jsonl.gz is empty", "write it again"),
     "cut_parquet": Bad("a.parquet", _cut_parquet, "a.parquet is damaged or cut off", "write it"),
     "damaged_parquet": Bad("a.parquet", _damaged_parquet, "a.parquet is damaged", "write it again"),
+    "encrypted_parquet": Bad(
+        "a.parquet",
+        _encrypted_parquet(plaintext_footer=False),
+        "a.parquet is encrypted Parquet",
+        "write it without encryption",
+    ),
+    "encrypted_column": Bad(
+        "a.parquet",
+        _encrypted_parquet(plaintext_footer=True),
+        "a.parquet is damaged or cut off, or encrypted",
+        "write it again, without encryption",
+    ),
     "no_parquet": Bad("a.parquet", GOOD, "a.parquet is no Parquet file", "the suffix of its kind"),
     "wrong_column": Bad(
         "a.parquet", _parquet(texts=TEXTS, n=TEXTS), "'texts', 'n': did you mean 'texts'", "`text`"

@@ -25,6 +25,9 @@ from holdfast_workers.spec.train import DataSpec, SourceSpec
 from holdfast_workers.token_sets.refusals import DataRefused
 
 TEXTS = [f"document {n}: naïve café ☃\n{'words ' * (n % 7)}" for n in range(1, 400)]
+ROWS_OF_GROUP = 50
+SKIPPED = bytes.fromhex("502a4d18 04000000 01020304")
+"""A frame of zstd that has no content, as pzstd writes before each other frame."""
 Write = Callable[[Path, list[str]], None]
 
 
@@ -40,7 +43,7 @@ def _table(texts: list[str], **columns: Any) -> Any:
 
 
 def _parquet(path: Path, texts: list[str]) -> None:
-    pq.write_table(_table(texts), path, row_group_size=50)
+    pq.write_table(_table(texts), path, row_group_size=ROWS_OF_GROUP)
 
 
 def _dictionary(path: Path, texts: list[str]) -> None:
@@ -73,6 +76,9 @@ WRITERS: dict[str, Write] = {
     "lines.jsonl.zst": lambda path, texts: void(path.write_bytes(_zstd(as_lines(texts)))),
     "joined.jsonl.zst": lambda path, texts: void(
         path.write_bytes(b"".join(_zstd(as_lines(half)) for half in halves(texts)))
+    ),
+    "skips.jsonl.zst": lambda path, texts: void(
+        path.write_bytes(SKIPPED + _zstd(as_lines(texts)) + SKIPPED)
     ),
     "table.parquet": _parquet,
     "large.parquet": lambda path, texts: void(
@@ -153,6 +159,30 @@ def test_a_damaged_file_is_refused_or_loses_no_row_silently(
             made = preparation.run()
             assert not cut
             assert made.documents + made.bad_count == len(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("written", "damage"),
+    [(2 * ROWS_OF_GROUP, 2 * 5), (ord("t"), 0xFD)],
+    ids=["number of rows", "name of the column"],
+)
+def test_a_damaged_end_of_a_table_is_refused_or_loses_no_row_silently(
+    tmp_path: Path, whole_files: Path, written: int, damage: int
+) -> None:
+    sound = (whole_files / "table.parquet").read_bytes()
+    footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+    places = [at for at in range(footer, len(sound)) if sound[at] == written]
+    refused = 0
+    for at in places:
+        path = tmp_path / f"{at}.parquet"
+        path.write_bytes(sound[:at] + bytes([damage]) + sound[at + 1 :])
+        try:
+            made = Preparation(tmp_path / "scratch", SourceSpec(path=str(path))).run()
+            assert made.documents == len(TEXTS)
+        except DataRefused as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused >= 2
 
 
 def test_a_file_of_text_is_one_document(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from holdfast_workers.checkpoint.storage import (
     TransientStorageError,
     write_small,
 )
-from holdfast_workers.data.token_set import MANIFEST, BadTokenSet
+from holdfast_workers.data.token_set import MANIFEST, BadTokenSet, shard_digest
 from holdfast_workers.protocol.processes import StorageOptions
 from holdfast_workers.spec.train import DataSpec, SourceSpec
 from holdfast_workers.token_sets import prepare
@@ -168,6 +168,38 @@ def test_a_preparation_that_is_interrupted_anywhere_goes_on_to_the_same_set(
             break
     shards = len(undisturbed.shards)
     assert operation == 2 * shards + 3  # each with a part's record; manifest, removal, the end
+
+
+def test_of_a_preparation_whose_disk_is_full_nothing_half_written_is_used(
+    small_file_system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "SHARD_BYTES", 400_000)
+    (tmp_path / "a.jsonl").write_bytes(as_lines(f"{n} {'x' * 999}" for n in range(3000)))
+    preparation = Preparation(
+        tmp_path / "scratch",
+        SourceSpec(path=f"{tmp_path}/a.jsonl"),
+        storage=open_storage(str(small_file_system / "tokens"), StorageOptions()),
+        part_bytes=700_000,
+    )
+    filler = small_file_system / "filler"
+    filler.write_bytes(bytes(5 << 20))
+    with pytest.raises(TransientStorageError, match="No space left"):
+        preparation.run()
+    plan, _tokenizer = preparation.plan()
+    folder = preparation.storage.below(plan.key)
+    done = finished_parts(plan, folder)
+    assert 0 < len(done) < len(plan.parts)
+    assert ready_set(folder) is None
+    for shard in (shard for part in done.values() for shard in part.shards):
+        assert shard_digest(folder.read(shard.object_name)) == shard.digest
+    filler.unlink()
+    preparation.progress.clear()
+    made = preparation.run()
+    assert sum(preparation.progress) == sum(
+        part.nbytes for part in plan.parts if part.index not in done
+    )
+    assert preparation.documents(made) == [f"{n} {'x' * 999}" for n in range(3000)]
+    assert {*folder.objects()} == {MANIFEST, *(shard.object_name for shard in made.shards)}
 
 
 def test_parts_that_are_finished_are_not_made_again(lines: Preparation) -> None:

@@ -10,7 +10,7 @@ from tests.support.nodes.agent_config import agent_config, join_order
 from holdfast_workers.data.corpus import CorpusError, DataUnavailable
 from holdfast_workers.ipc import control_channel
 from holdfast_workers.progress import beacon as beacons
-from holdfast_workers.progress.beacon import Beacon
+from holdfast_workers.progress.beacon import Beacon, BeaconReader
 from holdfast_workers.protocol.messages import ErrorKind
 from holdfast_workers.protocol.processes import JoinAttempt, WorkerSignal
 from holdfast_workers.protocol.signals import WorkerFailed
@@ -30,7 +30,14 @@ class UnpreparedRecipe(pretrain.PretrainRecipe):
         self.errors = list(ERRORS)
 
     def prepare(self) -> None:
-        raise self.errors.pop(0)
+        """Fails with what its beacon shows meanwhile."""
+        error = self.errors.pop(0)
+        beacon = beacons.current()
+        assert beacon is not None
+        shown = BeaconReader(beacon.path).read()
+        assert shown is not None
+        where = f"in {shown.phase} of attempt {shown.attempt}, bound {shown.bound_s:g} s"
+        raise type(error)(f"{error} {where}")
 
 
 def test_an_attempt_whose_data_is_away_fails_for_that_and_the_next_one_looks_again(
@@ -58,7 +65,7 @@ def test_an_attempt_whose_data_is_away_fails_for_that_and_the_next_one_looks_aga
     ours.close()
     os.waitpid(pid, 0)
     assert found == [
-        (ErrorKind.DATA, "DataUnavailable", "no manifest"),
-        (ErrorKind.DATA, "DataUnavailable", "again"),
-        (ErrorKind.USER, "CorpusError", "it does not fit"),
+        (ErrorKind.DATA, "DataUnavailable", "no manifest in data of attempt 1, bound 1200 s"),
+        (ErrorKind.DATA, "DataUnavailable", "again in data of attempt 2, bound 1200 s"),
+        (ErrorKind.USER, "CorpusError", "it does not fit in data of attempt 3, bound 1200 s"),
     ]

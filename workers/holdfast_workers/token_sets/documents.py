@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MOST_DOCUMENT_BYTES = 16_000_000
-"""Longest record, since its encoding takes 100 to 200 times as much memory; a longer one is a fault
+"""Longest record, since its encoding takes 100 to 220 times as much memory; a longer one is a fault
 of its file."""
 BATCH_BYTES = 1 << 20
 """Text that is read before it is turned into tokens, unless one record is longer."""

@@ -48,9 +48,11 @@ _KINDS = {
     **dict.fromkeys((".arrow", ".feather"), FileKind.ARROW),
 }
 _COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD, ".zstd": Compression.ZSTD}
+_ENCRYPTED_PARQUET = b"PARE"
 _MAGIC = (
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
+    *((bytes([first]) + b"\x2a\x4d\x18", "zstd") for first in range(0x50, 0x60)),  # as of pzstd
     (b"PAR1", "Parquet"),
     (b"ARROW1", "Arrow"),
     (b"\xff\xff\xff\xff", "Arrow"),
@@ -81,6 +83,8 @@ def check_head(name: str, form: FileForm, head: bytes) -> None:
     seen = next((word for magic, word in _MAGIC if head.startswith(magic)), None)
     if seen == expected:
         return
+    if head.startswith(_ENCRYPTED_PARQUET):
+        raise DataRefused(f"{name} is encrypted Parquet: write it without encryption")
     if not head:
         raise DataRefused(f"{name} is empty, no {expected} file: write it again, or remove it")
     if seen is None:

@@ -6,9 +6,9 @@ manifest does not exist; the manifest is written after all parts.
 
 Memory of `make_part`, beside the libraries themselves: four times a shard (32 MB; twice that if a
 share of the documents is held out) or the longest
-document's tokens, 100 to 200 times 1 MB of text or the longest document (16 MB at most) while it is
+document's tokens, 100 to 220 times 1 MB of text or the longest document (16 MB at most) while it is
 encoded, one batch of a file's records, and for a bucket the parts that its options keep in flight.
-A document of 16 MB took 2.0 GB with 2.6 bytes to a token, and 3.1 GB with 1.1. Disk: one object of
+A document of 16 MB took 2.0 GB with 3.5 bytes to a token, and 3.5 GB with 1.05. Disk: one object of
 Parquet or Arrow at a time.
 """
 

@@ -43,6 +43,8 @@ def parquet_records(
         last = metadata.num_row_groups if stop is None else stop
         row = 1 + sum(metadata.row_group(group).num_rows for group in range(start))
         rows = sum(metadata.row_group(group).num_rows for group in range(start, last))
+        _try_first_row(parquet, column, start, last)
+        _check_counts(name, metadata, _place_of(metadata, column))
         batches = parquet.iter_batches(
             batch_size=_rows_of_batch(parquet, column, start, last),
             row_groups=list(range(start, last)),
@@ -153,10 +155,35 @@ def _too_long(name: str, row: int) -> DataRefused:
     )
 
 
+def _try_first_row(parquet: Any, column: str, start: int, stop: int) -> None:
+    """Of an encrypted column, this raises ArrowException; a question for its size would end the
+    process."""
+    groups = list(range(start, stop))[:1]
+    next(parquet.iter_batches(1, groups, [column], use_threads=False), None)
+
+
+def _check_counts(name: str, metadata: Any, at: int) -> None:
+    """Raises DataRefused if the counts of a file's rows differ: the reader believes the count of a
+    row group, however many values of the column it has."""
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    rows, values = [g.num_rows for g in groups], [g.column(at).num_values for g in groups]
+    if rows != values or sum(rows) != metadata.num_rows:
+        raise DataRefused(
+            f"{name} is damaged: its end says that it has {metadata.num_rows:,} rows, "
+            f"{sum(rows):,} in row groups, and {sum(values):,} of the column: copy or write it "
+            "again"
+        )
+
+
+def _place_of(metadata: Any, column: str) -> int:
+    """Among the columns without inner ones."""
+    columns = range(metadata.num_columns)
+    return [metadata.schema.column(leaf).path for leaf in columns].index(column)
+
+
 def _rows_of_batch(parquet: Any, column: str, start: int, stop: int) -> int:
     """Rows whose text is about BATCH_BYTES long."""
-    columns = range(parquet.metadata.num_columns)
-    at = [parquet.metadata.schema.column(leaf).path for leaf in columns].index(column)
+    at = _place_of(parquet.metadata, column)
     groups = [parquet.metadata.row_group(group) for group in range(start, stop)]
     nbytes: int = sum(group.column(at).total_uncompressed_size for group in groups)
     rows: int = sum(group.num_rows for group in groups)
@@ -223,10 +250,12 @@ def _broken_file(name: str, kind: FileKind) -> Iterator[None]:
     arrow = library("pyarrow")
     try:
         yield
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # of a column's name
         if isinstance(error, OSError) and error.errno is not None:
             raise TransientStorageError(name, error.strerror or str(error)) from error
+        encrypted = kind is FileKind.PARQUET
         raise DataRefused(
-            f"{name} is damaged or cut off: it cannot be read as {kind.value} "
-            f"({shortened(error)}): copy or write it again"
+            f"{name} is damaged or cut off{', or encrypted' if encrypted else ''}: it cannot be "
+            f"read as {kind.value} ({shortened(error)}): copy or write it again"
+            f"{', without encryption' if encrypted else ''}"
         ) from error

@@ -39,7 +39,7 @@ FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 MOST_FILE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 20
-"""Text that is encoded at once; the encoding takes 100 to 200 times as much memory."""
+"""Text that is encoded at once; the encoding takes 100 to 220 times as much memory."""
 _BYTES_END = 0
 _ROLES: tuple[SpecialRole, ...] = ("bos", "eos", "pad", "unk")
 _MOST_TOKEN = 4096
@@ -113,7 +113,7 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
 
 
 class Encoder:
-    """Turns documents into token ids. Uses one thread of the process; keeps 100 to 200 times the
+    """Turns documents into token ids. Uses one thread of the process; keeps 100 to 220 times the
     memory of 1 MB of text, or of the longest document, while it encodes."""
 
     def __init__(self, tokenizer: TokenizerFile) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from holdfast_workers.data.token_corpus import PATIENCE_S
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import Injection
 from holdfast_workers.ipc import control_channel, linux_processes
@@ -26,7 +27,7 @@ from holdfast_workers.parallelize import process_groups
 from holdfast_workers.progress import collective_counts
 from holdfast_workers.progress.beacon import Beacon
 from holdfast_workers.protocol.lease import clock_s
-from holdfast_workers.protocol.messages import JoinOrder
+from holdfast_workers.protocol.messages import DATA_PHASE, JoinOrder
 from holdfast_workers.protocol.processes import (
     WORKER_ORDERS,
     ArmFault,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 SEVER_RETRY_S = 0.01
 LOG_WAIT_OVER_S = 0.5
+_PREPARE_BOUND_S = 2 * PATIENCE_S
+"""Of the preparation of a recipe in an attempt: longer than it waits for a file."""
 _log = structlog.get_logger()
 Value = TypeVar("Value")
 
@@ -120,7 +123,9 @@ class Worker:
         self._beacon.begin(order.attempt)
         try:
             if not self._is_prepared:
-                self._recipe.prepare()  # if its data is away, the attempt ends and says so
+                # If the data is away still, that is no hang: the attempt ends and says so.
+                self._beacon.enter(DATA_PHASE, 0, bound_s=_PREPARE_BOUND_S)
+                self._recipe.prepare()
                 self._is_prepared = True
             attempt.run()
         except Exception as error:

@@ -132,9 +132,10 @@ class AsyncRequestMethods:
     async def samples(self, spec: Document, count: int = 3) -> tuple[SampleView, ...]:
         """The first samples of a spec with prepared sources, as the model will see them. Raises
         InvalidSpec, Conflict."""
-        path = f"/api/v1/data/samples?count={count}"
+        path, params = "/api/v1/data/samples", {"count": count}
         body = plain(await self._with_files(spec))
-        return (await self._send("POST", path, DataSamplesView, body=body)).samples
+        found = await self._send("POST", path, DataSamplesView, params=params, body=body)
+        return found.samples
 
     async def send_code(self, folder: Path) -> CodeView:
         """Send a folder of code. Can be repeated. Raises CodeUnusable."""

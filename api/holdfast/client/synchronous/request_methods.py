@@ -133,9 +133,10 @@ class RequestMethods:
     def samples(self, spec: Document, count: int = 3) -> tuple[SampleView, ...]:
         """The first samples of a spec with prepared sources, as the model will see them. Raises
         InvalidSpec, Conflict."""
-        path = f"/api/v1/data/samples?count={count}"
+        path, params = "/api/v1/data/samples", {"count": count}
         body = plain(self._with_files(spec))
-        return (self._send("POST", path, DataSamplesView, body=body)).samples
+        found = self._send("POST", path, DataSamplesView, params=params, body=body)
+        return found.samples
 
     def send_code(self, folder: Path) -> CodeView:
         """Send a folder of code. Can be repeated. Raises CodeUnusable."""
