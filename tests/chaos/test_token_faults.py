@@ -130,6 +130,6 @@ def test_a_rank_that_waits_for_data_ends_the_attempt_with_its_reason_before_its_
     with supervised(tmp_path, spec.model_copy(update={"detection": detection}), standbys=0) as run:
         run.wait(lambda: bool(run.of(EventKind.INCIDENT_OPENED)))
         why = run.of(EventKind.INCIDENT_OPENED)[0]["evidence"][0]
-        assert "CorpusError" in why
+        assert "DataUnavailable" in why
         assert "did not come into the cache" in why
         assert f"of the node {socket.gethostname()} within " in why

@@ -580,6 +580,15 @@ def test_a_connection_that_ended_while_idle_is_made_anew(
     cache.close()
 
 
+def test_shards_give_way_to_collectives(node: Callable[..., CacheNode]) -> None:
+    own = node("n0")
+    cache = RemoteCache(SECRET, own.partner)
+    cache.which([])
+    (sent_by,) = own.server._connections
+    assert sent_by.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 1
+    cache.close()
+
+
 names = st.lists(st.text("ab01", min_size=1, max_size=3), min_size=1, max_size=9, unique=True)
 
 
