@@ -106,6 +106,7 @@ class CacheNode:
         data: DataSpec | None = None,
         window: Callable[[], int] = lambda: 0,
         timeouts: Timeouts = PATIENT,
+        pauses: Pauses = PAUSES,
     ) -> None:
         """Until all is there."""
 
@@ -118,7 +119,7 @@ class CacheNode:
         self.partners = PartnerCaches(self.name, connect, lambda: nodes, late_after_s)
         data = data or DataSpec(prepared=(prepared,))
         spec = TrainingSpec(data=data, model=ModelSpec(sequence_length=16))
-        what = (spec, lambda _: store, self.cache, self._stop, keep, window, PAUSES, self.partners)
+        what = (spec, lambda _: store, self.cache, self._stop, keep, window, pauses, self.partners)
         fetch(*what)
 
     def close(self) -> None:
@@ -373,6 +374,50 @@ def test_what_is_damaged_on_a_node_comes_from_the_store(
     assert_whole(own)
     assert store.opened.total() > 0
     assert not [*own.cache.glob("*.part")]
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_a_window_that_moves_ends_a_wait(
+    node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
+) -> None:
+    """For the shards of groups that nobody reads any more; the owner is not late."""
+    prepared = HUNDRED.store(tmp_path / "store")
+    data = DataSpec(prepared=(prepared,), shuffle_gb=2 * HUNDRED.shards[-1].nbytes / 1e9)
+    own, idle = node("n0"), node("n1")
+    names = [own.partner, idle.partner]
+    window = 0
+
+    def cached() -> set[str]:
+        return {path.name for path in own.cache.glob("shard-*.bin")}
+
+    def waits() -> bool:
+        """For nothing but what the other one owns."""
+        asked = own.partners._asked if hasattr(own, "partners") else set()
+        owners = {ranked(name, ["n0", "n1"])[0] for name in asked}
+        return owners == {"n1"} and len(cached()) > 0
+
+    with running(own, prepared, store, names, data=data, window=lambda: window):
+        eventually(waits)
+        before = cached()
+        window = 20
+        eventually(lambda: cached() - before)
+        assert own.partners._late == {}
+        assert all(ranked(name, ["n0", "n1"])[0] == "n0" for name in cached())
+
+
+def test_a_node_that_comes_ends_the_pause_after_a_failure_of_the_store(
+    node: Callable[..., CacheNode], store: CountingStore, prepared: PreparedSpec
+) -> None:
+    own, other = node("n0"), node("n1")
+    MANY.put_into_cache(other.cache)
+    store.is_away = True
+    partners = [own.partner]
+    pauses = Pauses((0.0,), round_s=3600.0)
+    with running(own, prepared, store, partners, pauses=pauses) as result:
+        eventually(lambda: "the bucket is away" in reported_trouble(own.cache, prepared))
+        partners.append(other.partner)
+        result.result(DEADLINE_S)
+    assert_whole(own)
 
 
 def test_one_damaged_file_costs_that_file_only(
@@ -663,6 +708,39 @@ def test_a_node_that_failed_is_asked_again_later_and_less_often(
     assert client.take(name, lambda reader: read.append(reader.read_all(6)))
     assert read == [b"tokens"]
     assert client._failures == {}
+
+
+def test_an_owner_is_late_after_a_wait_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was waited for before other files were missing does not count."""
+    nodes = [Partner("n1", "127.0.0.1", 1)]
+    client = PartnerCaches("standby", partial(RemoteCache, b""), lambda: nodes, late_after_s=10.0)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(RemoteCache, "which", lambda cache, names: set())
+    for anew in (True, False):
+        client.begin()
+        client.look(["a"])
+        now += 9
+        if anew:
+            client.begin()
+        client.look(["a"])
+        now += 2
+        client.look(["a"])
+        assert client.is_own("a") != anew
+
+
+def test_a_file_that_was_let_go_is_no_failure_of_its_node(
+    node: Callable[..., CacheNode], store: CountingStore
+) -> None:
+    own, names = node("n1"), [f"shard-{n * 32}.bin" for n in "12"]
+    for name in names:
+        (own.cache / name).write_bytes(b"tokens")
+    client = PartnerCaches("n0", partial(RemoteCache, SECRET), lambda: [own.partner])
+    client.look(names)
+    (own.cache / names[0]).unlink()
+    assert not client.take(names[0], lambda reader: None)
+    assert client.have(names[1])
+    assert client._away == {}
 
 
 def test_a_node_that_trickles_has_failed(
