@@ -46,7 +46,9 @@ class KilledProcess:
 
     def end(self, timeout_s: float = DEADLINE_S) -> bool:
         """Wait for its end. True if it was killed, False if `body` completed."""
-        ended = bool(select.select([self._pidfd], [], [], timeout_s)[0])
+        poll = select.poll()  # select() itself cannot take descriptors above 1023
+        poll.register(self._pidfd, select.POLLIN)
+        ended = bool(poll.poll(timeout_s * 1000))
         if not ended:
             os.kill(self.pid, signal.SIGKILL)
         _pid, status = os.waitpid(self.pid, 0)

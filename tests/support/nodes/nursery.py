@@ -68,8 +68,9 @@ class NurseryProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def _ended(self, timeout_s: float | None) -> int | None:
-        readable, _, _ = select.select([self._pidfd], [], [], timeout_s)
-        return -1 if readable else None
+        poll = select.poll()  # select() itself cannot take descriptors above 1023
+        poll.register(self._pidfd, select.POLLIN)
+        return -1 if poll.poll(None if timeout_s is None else timeout_s * 1000) else None
 
 
 def start_agent(connection: int) -> NurseryProcess:
