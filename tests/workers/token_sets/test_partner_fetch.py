@@ -122,8 +122,12 @@ class CacheNode:
         what = (spec, lambda _: store, self.cache, self._stop, keep, window, pauses, self.partners)
         fetch(*what)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """End the fetch; others may go on to ask this node."""
         self._stop.set()
+
+    def close(self) -> None:
+        self.stop()
         self.server.close()
 
 
@@ -338,7 +342,7 @@ def test_nodes_whose_ranks_go_on_leave_each_other_in_peace(
                 window += 1
         finally:
             for each in nodes:
-                each.close()
+                each.stop()  # all of them, before any closes its server
     for each in nodes:
         assert each.partners._late == {}
         assert each.partners._away == {}
@@ -430,14 +434,21 @@ def test_a_node_that_comes_ends_the_pause_after_a_failure_of_the_store(
     assert_whole(own)
 
 
+def beside_holders(node: Callable[..., CacheNode], count: int) -> list[CacheNode]:
+    """A node with an empty cache, and others that have all of HUNDRED."""
+    own, *others = [node(f"n{n}") for n in range(count + 1)]
+    for other in others:
+        HUNDRED.put_into_cache(other.cache)
+    return [own, *others]
+
+
 def test_one_damaged_file_costs_that_file_only(
     node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
 ) -> None:
     """The node that had it is left out, and others have the rest."""
     prepared = HUNDRED.store(tmp_path / "store")
-    own, *others = [node(f"n{n}") for n in range(3)]
+    own, *others = beside_holders(node, 2)
     for other in others:
-        HUNDRED.put_into_cache(other.cache)
         path = shard_file(other.cache, HUNDRED.shards[50])
         path.write_bytes(bytes(path.stat().st_size))
     partners = [each.partner for each in (own, *others)]
@@ -447,13 +458,11 @@ def test_one_damaged_file_costs_that_file_only(
     assert len(own.partners._away) == 2, "both had it"
 
 
-def test_a_node_that_dies_or_comes_again_elsewhere_costs_no_shard(
+def test_a_node_that_dies_costs_no_shard(
     node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
 ) -> None:
     prepared = HUNDRED.store(tmp_path / "store")
-    own, *others = [node(f"n{n}") for n in range(3)]
-    for other in others:
-        HUNDRED.put_into_cache(other.cache)
+    own, *others = beside_holders(node, 2)
     store.is_away = True
     before, partners = own.progress, [each.partner for each in (own, *others)]
     with running(own, prepared, store, partners) as result:
@@ -468,9 +477,7 @@ def test_files_come_from_all_nodes_that_have_them(
     node: Callable[..., CacheNode], store: CountingStore, tmp_path: Path
 ) -> None:
     prepared = HUNDRED.store(tmp_path / "store")
-    own, *others = [node(f"n{n}") for n in range(4)]
-    for other in others:
-        HUNDRED.put_into_cache(other.cache)
+    own, *others = beside_holders(node, 3)
     read: Counter[str] = Counter()
     original = RemoteCache.open
 

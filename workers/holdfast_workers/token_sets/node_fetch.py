@@ -165,7 +165,6 @@ class _NodeFetch:
         self._window = window
         self._pauses = pauses
         self._partners = partners
-        self._from_partners = 0
         self._limit_bytes = cache_limit_bytes(os.environ)
         self._sets: dict[str, TokenSet] = {}
         self._plan: FetchPlan | None = None
@@ -383,7 +382,7 @@ class _NodeFetch:
                 there[1],
                 is_all,
                 self._trouble,
-                self._from_partners,
+                self._partners.taken,
             )
         )
 
@@ -422,9 +421,7 @@ class _NodeFetch:
                 content = source.read_all(_LARGEST_MANIFEST)
                 self._keep_manifest(wanted, content, f"{path.name} of another node")
 
-            if self._partners.take(path.name, keep):
-                self._from_partners += 1
-            else:
+            if not self._partners.take(path.name, keep):
                 content = self._open_set(prepared.uri).read(MANIFEST)
                 self._keep_manifest(wanted, content, joined(prepared.uri, MANIFEST))
         self._hold(path, use_locks.opened(path))
@@ -475,9 +472,7 @@ class _NodeFetch:
                 self._make_room(shard.nbytes)
                 where = f"{path.name} of another node"
                 copy = partial(self._write, descriptor, shard=shard, where=where)
-                if self._partners.take(path.name, copy):
-                    self._from_partners += 1
-                else:
+                if not self._partners.take(path.name, copy):
                     self._download(descriptor, prepared, shard)
                 unfinished.rename(path)
                 sync_folder(self._cache_dir)

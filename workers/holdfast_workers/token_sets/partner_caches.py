@@ -62,6 +62,8 @@ class PartnerCaches:
         self._connect = connect
         self._caches = caches
         self._late_after_s = late_after_s
+        self.taken = 0
+        """The files that came from other nodes."""
         self._begun_with: tuple[Partner, ...] = ()
         self._slowest_read_s = 0.0
         self._remote: dict[Partner, RemoteCache] = {}
@@ -143,6 +145,7 @@ class PartnerCaches:
                 self._ask([name])
             else:
                 self._failures.pop(partner, None)
+                self.taken += 1
                 return True
         return False
 
