@@ -323,6 +323,30 @@ def test_a_store_that_refuses_is_asked_again(
     assert reported_trouble(cache, prepared) == ""
 
 
+def test_the_reason_of_a_try_is_gone_before_all_is_said_to_be_there(
+    store: Path, cache: Path
+) -> None:
+    prepared = FIRST.store(store)
+    failing, reasons, stop = {FIRST.facts.shards[2].object_name}, [], threading.Event()
+
+    def at_open(name: str) -> None:
+        if name in failing:
+            failing.remove(name)
+            raise TransientStorageError(name, "is away")
+
+    def keep(now: FetchProgress) -> None:
+        reasons.append((now.is_whole, reported_trouble(cache, prepared)))
+        if now.is_whole:
+            stop.set()
+
+    spec = spec_of(DataSpec(prepared=(prepared,)))
+    recording = RecordingStore(store, at_open)
+    fetch(spec, lambda uri: recording, cache, stop, keep, lambda: 0, AT_ONCE)
+    assert not failing
+    assert (True, "") in reasons
+    assert {reason for is_whole, reason in reasons if is_whole} == {""}
+
+
 def test_a_killed_fetch_goes_on_in_the_next_process(store: Path, cache: Path) -> None:
     prepared = FIRST.store(store)
     with user(prepared, cache, "hang", FIRST.shards[1].object_name) as process:

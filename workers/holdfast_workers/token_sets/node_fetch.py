@@ -323,9 +323,8 @@ class _NodeFetch:
             if self._has_moved():
                 return
             for prepared in self._prepared:
-                if prepared.digest in self._troubled - {each.prepared.digest for each in failed}:
-                    report_trouble(self._cache_dir, prepared, "")
-                    self._troubled.remove(prepared.digest)
+                if prepared.digest not in {each.prepared.digest for each in failed}:
+                    self._end_trouble(prepared)
             left = failed
             if not left:
                 self._partners.rest()
@@ -335,10 +334,16 @@ class _NodeFetch:
 
     def _attempts(self, wanted: WantedFile) -> WorkersError | None:
         """The error of the last attempt, if all failed. Raises _Stopped."""
+        is_first_trouble = wanted.prepared.digest not in self._troubled
         for pause_s in (*self._pauses.retries_s, None):
             self._pause(0.0)
             error = self._attempt(wanted)
-            if error is None or pause_s is None or isinstance(error, _NoRoom):
+            if error is None:
+                if is_first_trouble:  # before it is said that all is there
+                    self._end_trouble(wanted.prepared)
+                self._advance()
+                return None
+            if pause_s is None or isinstance(error, _NoRoom):
                 return error
             _log.warning("a file of a token set is tried again", why=str(error))
             _leave_reason(self._cache_dir, wanted.prepared, str(error))  # a try may take a minute
@@ -368,6 +373,11 @@ class _NodeFetch:
         _leave_reason(self._cache_dir, prepared, reason)
         self._troubled.add(prepared.digest)
         self._advance(trouble=reason)
+
+    def _end_trouble(self, prepared: PreparedSpec) -> None:
+        if prepared.digest in self._troubled:
+            report_trouble(self._cache_dir, prepared, "")
+            self._troubled.remove(prepared.digest)
 
     def _advance(self, trouble: str | None = None) -> None:
         self._trouble = self._trouble if trouble is None else trouble
@@ -460,7 +470,6 @@ class _NodeFetch:
                 )
             self._pause(_POLL_S)
             waited_s += _POLL_S
-        self._advance()
 
     def _fill(self, descriptor: int, path: Path, prepared: PreparedSpec, shard: ShardFacts) -> None:
         """Fetch the shard into its unfinished file, which this process has locked, and give it its
