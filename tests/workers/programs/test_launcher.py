@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.nodes.agent_config import agent_config, join_order
+from tests.support.waiting import eventually
 
 from holdfast_workers.ipc import control_channel, linux_processes
 from holdfast_workers.programs.launcher import Launcher
@@ -311,6 +312,41 @@ def test_lines_show_the_steps_of_an_attached_program_until_it_reports_one(tmp_pa
         go.close()
         while not isinstance(message := agent.receive(), WorkerSignal):
             assert not isinstance(message, StepReport), "the program reports its steps itself"
+
+
+STEPS_AT_ONCE = """
+import holdfast
+from pathlib import Path
+
+job = holdfast.attach()
+print("loss 1", flush=True)
+input()
+print("loss 2", flush=True)
+job.step(7, loss=7.5)
+print("loss 3", flush=True)
+Path("printed").touch()
+input()
+"""
+
+
+def test_a_report_comes_before_the_lines_that_are_read_after_it(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(STEPS_AT_ONCE)
+    os.mkfifo(tmp_path / "go")
+    command = f"bash -c '{sys.executable} steps.py <>go'"
+    with launched(tmp_path, f"env -C {tmp_path} {command}", metrics="loss (?P<loss>.)") as agent:
+        agent.send(agent.join(), lease(3600.0))
+        go = (tmp_path / "go").open("w")
+        assert agent.stepped() == (1, 1.0)
+        os.kill(agent.pid, signal.SIGSTOP)  # output and report come at once then
+        print(file=go, flush=True)
+        eventually((tmp_path / "printed").exists)
+        os.kill(agent.pid, signal.SIGCONT)
+        assert agent.stepped() == (7, 7.5)
+        agent.printed("loss 3")
+        print(file=go, flush=True)
+        go.close()
+        while not isinstance(message := agent.receive(), WorkerSignal):
+            assert not isinstance(message, StepReport)
 
 
 def test_time_without_a_lease_is_not_time_of_a_step(tmp_path: Path) -> None:

@@ -333,12 +333,14 @@ class Launcher:
 
     def _take_output(self, piece: bytes) -> None:
         if self._attempt is not None:
+            self._read_first_steps(self._attempt)
             self._attempt.take_output(piece)
 
     def _look(self) -> None:
         attempt = self._attempt
         if attempt is None or attempt.process is None:
             return
+        self._read_first_steps(attempt)
         if attempt.look():
             self._end_program(self._spec.program.grace_s)
         self._timers["look"] = (time.monotonic() + LOOK_S, self._look)
@@ -368,7 +370,7 @@ class Launcher:
         assert process is not None
         if process.output in self._selector.get_map():
             self._selector.unregister(process.output)
-        while self._attached is not None and is_readable(self._attached):
+        while self._has_message():
             self._read_program()  # its last messages
         end = attempt.reap(self._relay)
         self._drop_attached()
@@ -436,8 +438,19 @@ class Launcher:
         attempt.attach(link)
         self._watch(link, self._read_program)
 
+    def _read_first_steps(self, attempt: ProgramAttempt) -> None:
+        """Take the messages that wait, up to the first step: the program may have sent them before
+        it printed or wrote what is read now, and that shows no step then."""
+        while not attempt.reports_steps and self._has_message():
+            self._read_program()
+
+    def _has_message(self) -> bool:
+        return self._attached is not None and is_readable(self._attached)
+
     def _read_program(self) -> None:
-        assert self._attached is not None
+        """Take the next message, if it has not been taken yet."""
+        if self._attached is None or not is_readable(self._attached):
+            return
         try:
             message: ProgramMessage = control_channel.receive(self._attached, *PROGRAM_MESSAGES)
         except WorkersError:

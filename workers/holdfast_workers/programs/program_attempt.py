@@ -127,7 +127,9 @@ class ProgramAttempt:
         self._protected = -1  # the newest step that the partners of every rank hold
         self._program: socket.socket | None = None
         self._program_shows_phases = False
-        self._reports_steps = False
+        self.reports_steps = False
+        """Whether the program reports its steps itself: then nothing that it prints or writes is a
+        step."""
         """Whether the program has reported a step itself; its lines and event files show none then.
         One that attaches for its memory checkpoints may report none."""
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
@@ -268,14 +270,14 @@ class ProgramAttempt:
 
     def _read_metrics(self, line: OutputLine) -> None:
         """A step that a line shows, unless the program reports its steps itself."""
-        if self._reports_steps or (step := self._sources.read_line(line, time.time())) is None:
+        if self.reports_steps or (step := self._sources.read_line(line, time.time())) is None:
             return
         if self.order.rank == 0:
             self._take_step(step)
         self._shown.add(step.step)
 
     def _read_files(self, *, final: bool = False) -> None:
-        if self._reports_steps:
+        if self.reports_steps:
             return
         for step in self._sources.poll(time.time(), final=final):
             self._take_step(step)
@@ -361,7 +363,7 @@ class ProgramAttempt:
         """Take a message of the program."""
         match message:
             case ProgramStep():
-                self._program_shows_phases = self._reports_steps = True
+                self._program_shows_phases = self.reports_steps = True
                 self._take_step(message)
             case ProgramSaved(step=step, protected=protected):
                 self._protected = max(self._protected, protected)
