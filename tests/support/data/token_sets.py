@@ -20,6 +20,7 @@ from holdfast_workers.data.token_set import (
     encode_shard,
     shard_digest,
 )
+from holdfast_workers.private_files import write_private
 from holdfast_workers.spec import PreparedSpec
 
 BYTES = TokenizerFacts(name="bytes", digest="b" * 32, vocabulary=256, document_end=0)
@@ -65,11 +66,11 @@ class MadeSet:
         write_small(storage, MANIFEST, self.facts.encode())
 
     def put_into_cache(self, cache_dir: Path) -> PreparedSpec:
-        """As if the set had been fetched."""
+        """As if the set had been fetched: also while others read its files."""
         cache_dir.mkdir(exist_ok=True)
         for shard, content in self.contents.items():
-            shard_file(cache_dir, shard).write_bytes(content)
-        manifest_file(cache_dir, self.prepared()).write_bytes(self.facts.encode())
+            write_private(shard_file(cache_dir, shard), content)
+        write_private(manifest_file(cache_dir, self.prepared()), self.facts.encode())
         return self.prepared()
 
 

@@ -117,17 +117,16 @@ def test_a_step_waits_for_a_shard_unless_the_attempt_is_over(cache: Path) -> Non
         pass
 
     recipe = started(cache)
-    paths = [shard_file(cache, shard) for made in SETS for shard in made.shards]
-    contents = {path: path.read_bytes() for path in paths}
-    for path in paths:
-        path.unlink()
+    for made in SETS:
+        for shard in made.shards:
+            shard_file(cache, shard).unlink()
 
     def over() -> None:
         raise Over
 
     def restore() -> None:
-        for path, content in contents.items():
-            path.write_bytes(content)
+        for made in SETS:
+            made.put_into_cache(cache)
 
     try:
         recipe.leave_if_over = over
