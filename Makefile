@@ -41,7 +41,8 @@ lint: setup
 # start or kill real processes run alone, after the others. JUNIT keeps what each test cost.
 REPORTS := build/tests
 JUNIT = --junit-xml $(REPORTS)/$@-$(1).xml
-QUICK = $(BIN)/pytest -n 2 --dist loadgroup $(call JUNIT,quick)
+# A crash of a worker is a failure at once: replaced workers would wait for each other for ever.
+QUICK = $(BIN)/pytest -n 2 --max-worker-restart 0 --dist loadgroup $(call JUNIT,quick)
 REAL = $(BIN)/pytest $(call JUNIT,real) --durations 20
 
 test: lint
