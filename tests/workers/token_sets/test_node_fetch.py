@@ -19,6 +19,7 @@ from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.storage import (
+    ObjectMissing,
     ObjectReader,
     StorageDenied,
     TransientStorageError,
@@ -627,6 +628,51 @@ def test_a_fetch_by_groups_waits_for_the_room_of_others(
                 )
                 assert not read.done()
             assert read.result(DEADLINE_S) == readers.read(60)
+
+
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_what_is_read_first_gets_room_though_it_comes_last(
+    store: Path, cache: Path, small_limit: int, when: str
+) -> None:
+    """Others take room, as does a node that has the same cache and is elsewhere, before all but the
+    first shard are there, or just then."""
+    prepared, other = MANY.store(store), cache / "other.bin"
+    data = DataSpec(prepared=(prepared,), shuffle_gb=SHUFFLED_GB)
+    spec, stop, is_away = spec_of(data, BATCH), threading.Event(), True
+    order = token_corpus.order_of(data, [MANY.facts], LENGTH, SEED)
+    shuffled = token_corpus.shuffle_bytes(data)
+    plan = fetch_plan.FetchPlan(order, [MANY.facts], BATCH, shuffled, small_limit)
+    first, *others = (shard_file(cache, shard) for shard in plan.held(0))
+    room = small_limit - len(MANY.facts.encode()) - sum(s.nbytes for s in plan.held(0)[1:])
+    (away,) = (s.object_name for s in MANY.shards if shard_file(cache, s) == first)
+
+    def at_open(name: str) -> None:
+        if name == away and is_away:
+            raise ObjectMissing(name)
+
+    cache.mkdir()
+    other.touch()
+    storage = RecordingStore(store, at_open)
+    what = (spec, lambda uri: storage, cache, stop, lambda _: None, lambda: 0, AT_ONCE)
+    with use_locks.held(other), ThreadPoolExecutor(1) as pool:
+        if when == "before":
+            other.write_bytes(bytes(room))
+        result = pool.submit(fetch, *what)
+        try:
+            eventually(
+                lambda: (
+                    "in use by other jobs" in reported_trouble(cache, prepared)
+                    or all(path.exists() for path in others)
+                )
+            )
+            if when == "later":
+                other.write_bytes(bytes(room))
+            is_away = False
+            eventually(first.exists)
+            assert cached_bytes(cache) <= small_limit
+        finally:
+            stop.set()
+        result.result(DEADLINE_S)
 
 
 def test_a_job_that_others_leave_too_little_room_goes_by_groups(

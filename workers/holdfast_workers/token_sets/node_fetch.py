@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import structlog
@@ -243,6 +244,25 @@ class _NodeFetch:
             self._plan.go_by_groups()
             self._places = ()
 
+    def _let_go_after(self, wanted: WantedFile) -> list[WantedFile]:
+        """Let go of what is read after a shard for which there is no room, also for another node
+        with this cache, which waits for it or has all other room. Returns it."""
+        at = [each.path for each in self._shards].index(wanted.path)
+        later = [each for each in self._shards[at + 1 :] if each.path in self._there]
+        for each in later:
+            self._let_go(each.path)
+        return later
+
+    def _missing_before(self, path: Path) -> int:
+        """Bytes of the shards that are read before this one and are still to come, maybe through
+        another node with this cache: their room is kept."""
+        if self._plan is None or self._plan.keeps_all:
+            return 0
+        before = takewhile(lambda each: each.path != path, self._shards)
+        return sum(
+            each.shard.nbytes for each in before if each.shard and each.path not in self._held
+        )
+
     def _known_window(self, plan: FetchPlan) -> int:
         """Raises _Stopped."""
         while (window := self._window()) is None:
@@ -314,8 +334,8 @@ class _NodeFetch:
                     failed.append(each)
                     self._report(each.prepared, str(error))
                     if isinstance(error, _NoRoom):
-                        failed += left
                         self._go_by_groups()
+                        failed += [*left, *self._let_go_after(each)]
                         break
                     pause_s = self._pauses.round_s
                     if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
@@ -478,7 +498,7 @@ class _NodeFetch:
         try:
             # Another process may have finished it just before.
             if not path.exists() or path.stat().st_size != shard.nbytes:
-                self._make_room(shard.nbytes)
+                self._make_room(shard.nbytes + self._missing_before(path))
                 where = f"{path.name} of another node"
                 copy = partial(self._write, descriptor, shard=shard, where=where)
                 if not self._partners.take(path.name, copy):
