@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from holdfast_workers.data import fetch_plan, token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
 from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus
+from holdfast_workers.memory.cache_transfer import RemoteCache
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
 from holdfast_workers.spec import (
@@ -40,6 +42,7 @@ from holdfast_workers.spec import (
 )
 from holdfast_workers.token_sets import node_fetch
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
+from holdfast_workers.token_sets.partner_caches import PartnerCaches
 
 AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, room_s=0.02, look_s=0.02)
 FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
@@ -630,12 +633,12 @@ def test_a_fetch_by_groups_waits_for_the_room_of_others(
             assert read.result(DEADLINE_S) == readers.read(60)
 
 
-@pytest.mark.parametrize("when", ["before", "later"])
+@pytest.mark.parametrize("when", ["before", "later", "elsewhere"])
 def test_what_is_read_first_gets_room_though_it_comes_last(
     store: Path, cache: Path, small_limit: int, when: str
 ) -> None:
     """Others take room, as does a node that has the same cache and is elsewhere, before all but the
-    first shard are there, or just then."""
+    first shard are there, or just then. Or another node is to bring that one."""
     prepared, other = MANY.store(store), cache / "other.bin"
     data = DataSpec(prepared=(prepared,), shuffle_gb=SHUFFLED_GB)
     spec, stop, is_away = spec_of(data, BATCH), threading.Event(), True
@@ -643,6 +646,7 @@ def test_what_is_read_first_gets_room_though_it_comes_last(
     shuffled = token_corpus.shuffle_bytes(data)
     plan = fetch_plan.FetchPlan(order, [MANY.facts], BATCH, shuffled, small_limit)
     first, *others = (shard_file(cache, shard) for shard in plan.held(0))
+    first_bytes = plan.held(0)[0].nbytes
     room = small_limit - len(MANY.facts.encode()) - sum(s.nbytes for s in plan.held(0)[1:])
     (away,) = (s.object_name for s in MANY.shards if shard_file(cache, s) == first)
 
@@ -650,14 +654,22 @@ def test_what_is_read_first_gets_room_though_it_comes_last(
         if name == away and is_away:
             raise ObjectMissing(name)
 
+    class Waits(PartnerCaches):
+        def look(self, missing: Collection[str]) -> None:
+            pass
+
+        def is_own(self, name: str) -> bool:
+            return when != "elsewhere" or name != first.name
+
     cache.mkdir()
     other.touch()
     storage = RecordingStore(store, at_open)
     what = (spec, lambda uri: storage, cache, stop, lambda _: None, lambda: 0, AT_ONCE)
+    partners = Waits("", partial(RemoteCache, b""), tuple)
     with use_locks.held(other), ThreadPoolExecutor(1) as pool:
-        if when == "before":
+        if when != "later":
             other.write_bytes(bytes(room))
-        result = pool.submit(fetch, *what)
+        result = pool.submit(fetch, *what, partners)
         try:
             eventually(
                 lambda: (
@@ -667,12 +679,15 @@ def test_what_is_read_first_gets_room_though_it_comes_last(
             )
             if when == "later":
                 other.write_bytes(bytes(room))
+            if when == "elsewhere":
+                eventually(lambda: make_room(cache, first_bytes, small_limit) == 0)
+                return
             is_away = False
             eventually(first.exists)
-            assert cached_bytes(cache) <= small_limit
         finally:
             stop.set()
-        result.result(DEADLINE_S)
+            result.result(DEADLINE_S)
+    assert cached_bytes(cache) <= small_limit
 
 
 def test_a_job_that_others_leave_too_little_room_goes_by_groups(

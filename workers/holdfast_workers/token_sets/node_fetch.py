@@ -244,11 +244,12 @@ class _NodeFetch:
             self._plan.go_by_groups()
             self._places = ()
 
-    def _let_go_after(self, wanted: WantedFile) -> list[WantedFile]:
-        """Let go of what is read after a shard for which there is no room, also for another node
-        with this cache, which waits for it or has all other room. Returns it."""
-        at = [each.path for each in self._shards].index(wanted.path)
-        later = [each for each in self._shards[at + 1 :] if each.path in self._there]
+    def _let_go_of_later(self) -> list[WantedFile]:
+        """There is no room: let go of all that is read after the first shard that is missing.
+        Another node with this cache may be about to bring that one. Returns what goes."""
+        missing = (at for at, each in enumerate(self._shards) if each.path not in self._held)
+        first = next(missing, len(self._shards))
+        later = [each for each in self._shards[first:] if each.path in self._there]
         for each in later:
             self._let_go(each.path)
         return later
@@ -335,7 +336,7 @@ class _NodeFetch:
                     self._report(each.prepared, str(error))
                     if isinstance(error, _NoRoom):
                         self._go_by_groups()
-                        failed += [*left, *self._let_go_after(each)]
+                        failed += [*left, *self._let_go_of_later()]
                         break
                     pause_s = self._pauses.round_s
                     if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
