@@ -12,6 +12,7 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from tests.support.nodes.agent_config import agent_config, join_order
@@ -297,21 +298,33 @@ input()
 """
 
 
-def test_lines_show_the_steps_of_an_attached_program_until_it_reports_one(tmp_path: Path) -> None:
-    (tmp_path / "attaches.py").write_text(ATTACHES)
-    os.mkfifo(tmp_path / "go")
+@contextmanager
+def attaching(folder: Path, program: str) -> Iterator[tuple[Agent, TextIO]]:
+    """A started program, whose lines show losses, and what it reads: each line ends an `input`."""
+    (folder / "attaches.py").write_text(program)
+    os.mkfifo(folder / "go")
     command = f"bash -c '{sys.executable} attaches.py <>go'"
-    with launched(tmp_path, f"env -C {tmp_path} {command}", metrics="loss (?P<loss>.)") as agent:
+    with launched(folder, f"env -C {folder} {command}", metrics="loss (?P<loss>.)") as agent:
         agent.send(agent.join(), lease(3600.0))
-        go = (tmp_path / "go").open("w")
+        with (folder / "go").open("w") as go:
+            yield agent, go
+
+
+def assert_it_reports_its_steps_itself(agent: Agent, go: TextIO) -> None:
+    """Its last line shows none."""
+    agent.printed("loss 3")
+    print(file=go, flush=True)
+    go.close()
+    while not isinstance(message := agent.receive(), WorkerSignal):
+        assert not isinstance(message, StepReport), "the program reports its steps itself"
+
+
+def test_lines_show_the_steps_of_an_attached_program_until_it_reports_one(tmp_path: Path) -> None:
+    with attaching(tmp_path, ATTACHES) as (agent, go):
         assert [agent.stepped() for _ in range(2)] == [(1, 1.0), (2, 2.0)]
         print(file=go, flush=True)
         assert agent.stepped() == (7, 7.5)
-        agent.printed("loss 3")
-        print(file=go, flush=True)
-        go.close()
-        while not isinstance(message := agent.receive(), WorkerSignal):
-            assert not isinstance(message, StepReport), "the program reports its steps itself"
+        assert_it_reports_its_steps_itself(agent, go)
 
 
 STEPS_AT_ONCE = """
@@ -330,23 +343,14 @@ input()
 
 
 def test_a_report_comes_before_the_lines_that_are_read_after_it(tmp_path: Path) -> None:
-    (tmp_path / "steps.py").write_text(STEPS_AT_ONCE)
-    os.mkfifo(tmp_path / "go")
-    command = f"bash -c '{sys.executable} steps.py <>go'"
-    with launched(tmp_path, f"env -C {tmp_path} {command}", metrics="loss (?P<loss>.)") as agent:
-        agent.send(agent.join(), lease(3600.0))
-        go = (tmp_path / "go").open("w")
+    with attaching(tmp_path, STEPS_AT_ONCE) as (agent, go):
         assert agent.stepped() == (1, 1.0)
         os.kill(agent.pid, signal.SIGSTOP)  # output and report come at once then
         print(file=go, flush=True)
         eventually((tmp_path / "printed").exists)
         os.kill(agent.pid, signal.SIGCONT)
         assert agent.stepped() == (7, 7.5)
-        agent.printed("loss 3")
-        print(file=go, flush=True)
-        go.close()
-        while not isinstance(message := agent.receive(), WorkerSignal):
-            assert not isinstance(message, StepReport)
+        assert_it_reports_its_steps_itself(agent, go)
 
 
 def test_time_without_a_lease_is_not_time_of_a_step(tmp_path: Path) -> None:

@@ -449,8 +449,9 @@ class Launcher:
 
     def _read_program(self) -> None:
         """Take the next message, if it has not been taken yet."""
-        if self._attached is None or not is_readable(self._attached):
+        if not self._has_message():
             return
+        assert self._attached is not None
         try:
             message: ProgramMessage = control_channel.receive(self._attached, *PROGRAM_MESSAGES)
         except WorkersError:

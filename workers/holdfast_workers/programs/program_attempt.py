@@ -128,8 +128,6 @@ class ProgramAttempt:
         self._program: socket.socket | None = None
         self._program_shows_phases = False
         self.reports_steps = False
-        """Whether the program reports its steps itself: then nothing that it prints or writes is a
-        step."""
         """Whether the program has reported a step itself; its lines and event files show none then.
         One that attaches for its memory checkpoints may report none."""
         self._memory: dict[type, StateReply | StepReplicated | PartnerPresence] = {}
