@@ -94,7 +94,7 @@ def test_a_corpus_larger_than_the_cache_is_read_through_faults_with_the_same_bit
     bucket, storage = f"s3://{s3_server.new_bucket()}", access_to(s3_server)
     made = MADE.prepared(f"{bucket}/tokens/{MADE.facts.digest}")
     MADE.write_to(open_storage(made.uri, storage))
-    options = {"remote": f"{bucket}/job", "storage": storage, "own_caches": True}
+    options = {"remote": f"{bucket}/job", "storage": storage}
     with supervised(tmp_path / "small", reading(made), standbys=1, **options) as run:
         run.wait_step(10)
         assert 0 < cached(run) <= 6

@@ -118,6 +118,14 @@ def test_what_two_windows_read_is_held_within_the_limit(data: st.DataObject) -> 
         assert case.read(window) | case.read(window + 1) <= digests
         groups = case.order.groups_between(window * case.window, (window + 2) * case.window)
         assert {case.shards[n].digest for group in groups for n in group.shards} <= digests
+        read = plan.read(window)
+        assert read == held[: len(read)]
+        assert case.read(window) <= {shard.digest for shard in read}
+        assert plan.phase(window) == plan.phase(window)
+        if plan.phase(window) == plan.phase(window + 1):
+            assert (read, held) == (plan.read(window + 1), plan.held(window + 1))
+        both = {shard.digest: shard.nbytes for shard in (*read, *plan.read(window + 1))}
+        assert sum(both.values()) <= case.room, "two nodes with one cache lock them"
         if plan.keeps_all:
             assert digests == {shard.digest for shard in case.shards}
 

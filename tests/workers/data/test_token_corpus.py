@@ -298,11 +298,11 @@ def test_a_mapped_shard_is_not_removed_and_an_unused_one_is(tmp_path: Path) -> N
     FIRST.put_into_cache(tmp_path)
     corpus = opened(tmp_path, FIRST)
     corpus.batch(np.array([0]))
-    make_room(tmp_path, 0, 0)
+    make_room(tmp_path, 0)
     paths = [shard_file(tmp_path, shard) for shard in FIRST.shards]
     assert [path.exists() for path in paths] == [True, False]
     del corpus
-    make_room(tmp_path, 0, 0)
+    make_room(tmp_path, 0)
     assert not paths[0].exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import random
 import subprocess
 import sys
@@ -126,6 +127,33 @@ def test_a_limit_that_is_no_size_is_named() -> None:
             cache_limit_bytes({LIMIT_VARIABLE: setting})
 
 
+def test_what_is_kept_for_later_goes_last_and_what_comes_counts(tmp_path: Path) -> None:
+    paths = [tmp_path / f"shard-{n}.bin" for n in range(4)]
+    for use, path in enumerate(paths):
+        path.write_bytes(bytes(10))
+        os.utime(path, (use, use))
+    kept = [use_locks.opened(path) for path in paths[:2]]
+    for descriptor in kept:
+        use_locks.keep_for_later(descriptor)
+    (tmp_path / "shard-9.part").write_bytes(bytes(5))
+
+    def left() -> list[int]:
+        return [use for use, path in enumerate(paths) if path.exists()]
+
+    assert make_room(tmp_path, 45, or_kept=True) == 0
+    assert left() == [0, 1, 2, 3]
+    assert make_room(tmp_path, 40, or_kept=True) == 0
+    assert left() == [0, 1, 3]
+    assert make_room(tmp_path, 15, or_kept=True) == 10
+    assert left() == [0, 1]
+    assert make_room(tmp_path, 15) == 0
+    assert left() == [1]
+    for descriptor in kept:
+        os.close(descriptor)
+    assert make_room(tmp_path, 0, or_kept=True) == 5
+    assert [path.name for path in tmp_path.glob("shard-*")] == ["shard-9.part"]
+
+
 def test_room_is_there_or_it_is_said_how_much_is_missing(tmp_path: Path) -> None:
     held, free = tmp_path / "tokens-1.bin", tmp_path / "tokens-2.bin"
     held.write_bytes(bytes(10))
@@ -133,12 +161,12 @@ def test_room_is_there_or_it_is_said_how_much_is_missing(tmp_path: Path) -> None
     with use_locks.held(held):
         with (tmp_path / "build.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # as a process that builds a file
-            assert make_room(tmp_path, 5, 22) == 3
+            assert make_room(tmp_path, 17) == 3
         assert free.exists()
-        assert make_room(tmp_path, 2, 22) == 0
+        assert make_room(tmp_path, 20) == 0
         assert free.exists()
-        assert make_room(tmp_path, 5, 12) == 3
+        assert make_room(tmp_path, 7) == 3
         assert not free.exists()
     assert held.exists()
-    assert make_room(tmp_path, 5, 12) == 0
+    assert make_room(tmp_path, 7) == 0
     assert not held.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,18 @@ def test_a_file_that_is_removed_while_it_is_opened_is_not_there(
     with pytest.raises(FileNotFoundError, match="was removed"):
         use_locks.opened(path)
     assert use_locks.unlink_unless_used(path), "nothing uses the new one"
+
+
+def test_a_file_that_is_kept_for_later_goes_only_for_what_is_used_now(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    descriptors = [use_locks.opened(path) for _ in range(2)]
+    use_locks.keep_for_later(descriptors[0])
+    assert not use_locks.unlink_unless_used(path), "the other one uses it"
+    use_locks.keep_for_later(descriptors[1])
+    os.close(descriptors[0])
+    assert not use_locks.unlink_unless_used(path, or_kept=True)
+    assert use_locks.unlink_unless_used(path)
+    path.touch()
+    assert use_locks.unlink_unless_used(path, or_kept=True), "nobody keeps the new one"
+    os.close(descriptors[1])

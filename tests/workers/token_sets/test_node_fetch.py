@@ -6,50 +6,45 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.data.node_fetches import (
+    AT_ONCE,
+    LENGTH,
+    SEED,
+    RecordingStore,
+    fetched,
+    local,
+    spec_of,
+)
 from tests.support.data.token_sets import MadeSet, random_shards
 from tests.support.waiting import DEADLINE_S, eventually
 
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.storage import (
-    ObjectMissing,
-    ObjectReader,
     StorageDenied,
     TransientStorageError,
 )
-from holdfast_workers.data import fetch_plan, token_corpus
 from holdfast_workers.data.corpus import CorpusError
 from holdfast_workers.data.token_cache import manifest_file, reported_trouble, shard_file
-from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus
-from holdfast_workers.memory.cache_transfer import RemoteCache
-from holdfast_workers.node_cache import use_locks
+from holdfast_workers.data.token_corpus import TokenCorpus
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
 from holdfast_workers.spec import (
     DataSpec,
-    ModelSpec,
     PreparedSpec,
     SourceSpec,
-    TrainingSpec,
-    TrainSpec,
 )
-from holdfast_workers.token_sets import node_fetch
-from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
-from holdfast_workers.token_sets.partner_caches import PartnerCaches
+from holdfast_workers.token_sets.node_fetch import FetchProgress, fetch
 
-AT_ONCE = Pauses(retries_s=(0.0,), round_s=0.02, room_s=0.02, look_s=0.02)
 FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
+"""A run with SEED reads its shards in their order."""
 SECOND = MadeSet("second", [*random_shards(2, [200]), *random_shards(1, [300])])
 """Its last shard is the first one of FIRST."""
-LENGTH, SEED = 16, 2
-"""A run with this seed reads the shards of FIRST in their order."""
 USER = """
 import sys, threading
 from pathlib import Path
@@ -80,31 +75,6 @@ sys.stdin.read()
 """
 
 
-def spec_of(data: DataSpec, global_batch: int = 1) -> TrainingSpec:
-    train = TrainSpec(seed=SEED, global_batch=global_batch)
-    return TrainingSpec(data=data, model=ModelSpec(sequence_length=LENGTH), train=train)
-
-
-def local(uri: str) -> LocalStorage:
-    return LocalStorage(Path(uri))
-
-
-class RecordingStore(LocalStorage):
-    """Records the objects that are opened; `at_open` may raise or wait."""
-
-    def __init__(self, root: Path, at_open: Callable[[str], None] = lambda name: None) -> None:
-        super().__init__(root)
-        self.opened: list[str] = []
-        self._at_open = at_open
-
-    @contextmanager
-    def open(self, name: str) -> Iterator[ObjectReader]:
-        self.opened.append(name)
-        self._at_open(name)
-        with super().open(name) as source:
-            yield source
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
@@ -113,28 +83,6 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-def fetched(
-    cache: Path,
-    *prepared: PreparedSpec,
-    open_set: Callable[[str], LocalStorage] = local,
-    stop: threading.Event | None = None,
-    data: DataSpec | None = None,
-    window: int = 0,
-) -> list[FetchProgress]:
-    """Fetch until all is there."""
-    progress: list[FetchProgress] = []
-    stop = stop or threading.Event()
-
-    def keep(now: FetchProgress) -> None:
-        progress.append(now)
-        if now.is_whole:
-            stop.set()
-
-    spec = spec_of(data or DataSpec(prepared=prepared))
-    fetch(spec, open_set, cache, stop, keep, lambda: window, AT_ONCE)
-    return progress
 
 
 @contextmanager
@@ -409,13 +357,13 @@ def test_shards_stay_while_a_process_that_fetched_them_lives(store: Path, cache:
     prepared = FIRST.store(store)
     with user(prepared, cache) as first, user(prepared, cache) as second:
         assert (said(first), said(second)) == ("done", "done")
-        make_room(cache, 0, 0)
+        make_room(cache, 0)
         assert whole(cache, FIRST)
         first.communicate()
-        make_room(cache, 0, 0)
+        make_room(cache, 0)
         assert whole(cache, FIRST)
         second.communicate()
-    make_room(cache, 0, 0)
+    make_room(cache, 0)
     assert names(cache) == set()
 
 
@@ -481,228 +429,3 @@ def test_a_full_disk_is_a_reason_and_not_the_end(store: Path, small_file_system:
         process.communicate()
     assert whole(cache, large)
     assert reported_trouble(cache, prepared) == ""
-
-
-class Readers:
-    """Two ranks that read the windows of a corpus, and the fetch for them."""
-
-    def __init__(self, data: DataSpec, cache: Path, batch: int) -> None:
-        self.batch = batch
-        self.windows = [0, 0]
-        self.corpora = [self._opened(rank, data, cache) for rank in range(2)]
-
-    def _opened(self, rank: int, data: DataSpec, cache: Path) -> TokenCorpus:
-        def show(window: int) -> None:
-            self.windows[rank] = window
-
-        return TokenCorpus.open(
-            data,
-            cache,
-            LENGTH,
-            SEED,
-            DEADLINE_S,
-            window_samples=self.batch,
-            on_window=show,
-        )
-
-    def first_window(self) -> int:
-        return min(self.windows)
-
-    def read(self, window: int) -> list[list[int]]:
-        """The targets of the samples of a window; the ranks read half of it each."""
-        positions = np.arange(window * self.batch, (window + 1) * self.batch)
-        shares = zip(self.corpora, np.array_split(positions, 2), strict=True)
-        read = [(corpus, corpus.samples_at(own)) for corpus, own in shares]
-        return [row for corpus, own in read for row in corpus.batch(own)[1].tolist()]
-
-
-def cached_bytes(cache: Path) -> int:
-    kept = [*cache.glob("shard-*.bin"), *cache.glob("tokens-*.json")]
-    return sum(path.stat().st_size for path in kept)
-
-
-TOKENS = random_shards(7, [40 + 7 * n for n in range(30)])
-MANY = MadeSet("many", TOKENS)
-SHUFFLED_GB = 1e-6
-"""Some four shards of MANY."""
-
-
-BATCH = 4
-
-
-@pytest.fixture
-def small_limit(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The limit of the cache: some two groups of MANY."""
-    monkeypatch.setattr(fetch_plan, "LEAST_HELD_BYTES", 0)
-    for module in (node_fetch, token_corpus):
-        monkeypatch.setattr(module, "_POLL_S", 0.005)
-    assert sum(map(len, MANY.contents.values())) > 3 * 2800
-    limit = 2800 + len(MANY.facts.encode())
-    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
-    return limit
-
-
-@contextmanager
-def read_by_groups(
-    store: Path, cache: Path, limit: int
-) -> Iterator[tuple[Readers, RecordingStore]]:
-    """Readers of MANY, and its store. A fetch that brings more than the limit fails."""
-    prepared = MANY.store(store)
-    data = DataSpec(prepared=(prepared,), shuffle_gb=SHUFFLED_GB)
-    sizes = {shard.object_name: shard.nbytes for shard in MANY.shards}
-
-    def check(name: str) -> None:
-        assert cached_bytes(cache) + sizes[name] <= limit
-
-    storage, stop = RecordingStore(store, check), threading.Event()
-    cache.mkdir()
-    manifest_file(cache, prepared).write_bytes(MANY.facts.encode())
-    readers, spec = Readers(data, cache, BATCH), spec_of(data, BATCH)
-    what = (spec, lambda uri: storage, cache, stop, lambda _: None, readers.first_window, AT_ONCE)
-    with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(fetch, *what)
-        try:
-            yield readers, storage
-        finally:
-            stop.set()
-        result.result(DEADLINE_S)
-
-
-def test_a_cache_smaller_than_the_corpus_follows_its_readers(
-    store: Path, cache: Path, small_limit: int
-) -> None:
-    with read_by_groups(store, cache, small_limit) as (readers, storage):
-        samples = readers.corpora[0].samples
-        targets: list[list[int]] = []
-        for window in range(-(-2 * samples // BATCH)):
-            targets += readers.read(window)
-        expected = sorted(token for tokens in TOKENS for token in tokens[1:])
-        for epoch in range(2):
-            read = [target for row in targets[epoch * samples :][:samples] for target in row]
-            assert sorted(target for target in read if target != IGNORED) == expected
-        # Once an epoch; and those of the first groups of the third.
-        assert max(Counter(storage.opened).values()) <= 3
-        assert len(storage.opened) <= 2 * len(MANY.shards) + 12
-
-
-def test_groups_that_are_read_again_come_again(store: Path, cache: Path, small_limit: int) -> None:
-    """After a fault, ranks go on from an earlier step; or far ahead, past windows to skip."""
-    with read_by_groups(store, cache, small_limit) as (readers, _):
-        first = [readers.read(window) for window in range(40)]
-        assert [readers.read(window) for window in range(5, 40)] == first[5:]
-        far = readers.read(400)
-        assert readers.read(2) == first[2]
-        assert readers.read(400) == far
-
-
-@pytest.mark.usefixtures("small_limit")
-def test_groups_come_once_it_is_known_what_is_read(store: Path, cache: Path) -> None:
-    """A run that goes on is not to replace what its cache has by what it has read long ago."""
-    data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
-    progress = fetched(cache, data=data, window=400)
-    assert 0 < progress[-1].shards < len(MANY.shards)
-    assert not progress[-1].is_all
-    window: int | None = None
-    stop, storage = threading.Event(), RecordingStore(store)
-
-    def keep(now: FetchProgress) -> None:
-        nonlocal window
-        window = 400  # once it has the manifests
-        if now.is_whole:
-            stop.set()
-
-    again = (spec_of(data), lambda uri: storage, cache, stop, keep, lambda: window, AT_ONCE)
-    fetch(*again)
-    assert storage.opened == []
-
-
-def test_a_fetch_by_groups_waits_for_the_room_of_others(
-    store: Path, cache: Path, small_limit: int
-) -> None:
-    other = cache / "other.bin"
-    with read_by_groups(store, cache, small_limit) as (readers, _):
-        readers.read(0)
-        other.write_bytes(bytes(small_limit))
-        with ThreadPoolExecutor(1) as pool:
-            with use_locks.held(other):
-                read = pool.submit(readers.read, 60)
-                eventually(
-                    lambda: "in use by other jobs" in reported_trouble(cache, MANY.prepared())
-                )
-                assert not read.done()
-            assert read.result(DEADLINE_S) == readers.read(60)
-
-
-@pytest.mark.parametrize("when", ["before", "later", "elsewhere"])
-def test_what_is_read_first_gets_room_though_it_comes_last(
-    store: Path, cache: Path, small_limit: int, when: str
-) -> None:
-    """Others take room, as does a node that has the same cache and is elsewhere, before all but the
-    first shard are there, or just then. Or another node is to bring that one."""
-    prepared, other = MANY.store(store), cache / "other.bin"
-    data = DataSpec(prepared=(prepared,), shuffle_gb=SHUFFLED_GB)
-    spec, stop, is_away = spec_of(data, BATCH), threading.Event(), True
-    order = token_corpus.order_of(data, [MANY.facts], LENGTH, SEED)
-    shuffled = token_corpus.shuffle_bytes(data)
-    plan = fetch_plan.FetchPlan(order, [MANY.facts], BATCH, shuffled, small_limit)
-    first, *others = (shard_file(cache, shard) for shard in plan.held(0))
-    first_bytes = plan.held(0)[0].nbytes
-    room = small_limit - len(MANY.facts.encode()) - sum(s.nbytes for s in plan.held(0)[1:])
-    (away,) = (s.object_name for s in MANY.shards if shard_file(cache, s) == first)
-
-    def at_open(name: str) -> None:
-        if name == away and is_away:
-            raise ObjectMissing(name)
-
-    class Waits(PartnerCaches):
-        def look(self, missing: Collection[str]) -> None:
-            pass
-
-        def is_own(self, name: str) -> bool:
-            return when != "elsewhere" or name != first.name
-
-    cache.mkdir()
-    other.touch()
-    storage = RecordingStore(store, at_open)
-    what = (spec, lambda uri: storage, cache, stop, lambda _: None, lambda: 0, AT_ONCE)
-    partners = Waits("", partial(RemoteCache, b""), tuple)
-    with use_locks.held(other), ThreadPoolExecutor(1) as pool:
-        if when != "later":
-            other.write_bytes(bytes(room))
-        result = pool.submit(fetch, *what, partners)
-        try:
-            eventually(
-                lambda: (
-                    "in use by other jobs" in reported_trouble(cache, prepared)
-                    or all(path.exists() for path in others)
-                )
-            )
-            if when == "later":
-                other.write_bytes(bytes(room))
-            if when == "elsewhere":
-                eventually(lambda: make_room(cache, first_bytes, small_limit) == 0)
-                return
-            is_away = False
-            eventually(first.exists)
-        finally:
-            stop.set()
-            result.result(DEADLINE_S)
-    assert cached_bytes(cache) <= small_limit
-
-
-def test_a_job_that_others_leave_too_little_room_goes_by_groups(
-    store: Path, cache: Path, small_limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cache could keep all of it, and another job has half of that."""
-    nbytes = sum(map(len, MANY.contents.values()))
-    limit = len(MANY.facts.encode()) + nbytes + 100
-    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
-    other = cache / "other.bin"
-    with read_by_groups(store, cache, limit) as (readers, _):
-        other.write_bytes(bytes(nbytes // 2))
-        with use_locks.held(other):
-            samples = readers.corpora[0].samples
-            read = [row for n in range(-(-samples // BATCH)) for row in readers.read(n)]
-        expected = sorted(token for tokens in TOKENS for token in tokens[1:])
-        found = [target for row in read[:samples] for target in row if target != IGNORED]
-        assert sorted(found) == expected

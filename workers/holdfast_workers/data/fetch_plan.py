@@ -7,11 +7,13 @@ in which they are begun.
 
 So what is held is the beginning of one list, whose first groups go as they are read to their end.
 While positions grow, no shard leaves it before, and there is always room for what two windows read.
+The first shards of the list are those that the window reads: only they may keep others from having
+room, so that nodes with one cache, which read successive windows, do not block each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from math import ceil
 
@@ -61,9 +63,17 @@ class FetchPlan:
         self.keeps_all = False
         self.held_bytes = min(self.nbytes, self._held_by_groups)
 
-    def places(self, window: int) -> tuple[tuple[int, int], ...]:
-        """While they stay the same, so does what is held."""
-        return self.order.places_at(window * self._window)
+    def phase(self, window: int) -> Hashable:
+        """While it stays the same, so does what is held, and what is read of it."""
+        first = self.order.places_at(window * self._window)
+        return first, tuple(shard.digest for shard in self.read(window))
+
+    def read(self, window: int) -> list[ShardFacts]:
+        """The distinct shards of the groups that this window reads: the first ones of `held`."""
+        start = window * self._window
+        groups = self.order.groups_between(start, start + self._window)
+        shards = (self._shards[number] for group in groups for number in group.shards)
+        return [*{shard.digest: shard for shard in shards}.values()]
 
     def held(self, window: int) -> list[ShardFacts]:
         """The distinct shards that are held while this window is read, in the order in which they

@@ -348,7 +348,7 @@ class _AwaitedFiles:
                 if (found := shard_digest(content)) != facts.digest:
                     raise _removed(path, descriptor, f"the digest {found}, not {facts.digest}")
                 self._verified[path] = version
-            use_locks.note_use(path)
+            use_locks.note_use(descriptor)
             return read_shard(content, str(path))
         finally:
             os.close(descriptor)

@@ -33,8 +33,10 @@ LIMIT_VARIABLE = "HOLDFAST_CACHE_LIMIT_GB"
 """Environment variable of a node: the most that its caches keep, in units of 10^9 bytes."""
 DEFAULT_LIMIT_GB = 100.0
 _LOCK = "build.lock"
-_KINDS = ("*.bin", "tokens-*.json")
-"""Files that count towards the limit: all content, and the manifests of token sets."""
+_UNFINISHED = "shard-*.part"
+_KINDS = ("*.bin", "tokens-*.json", _UNFINISHED)
+"""Files that count towards the limit: all content, the manifests of token sets, and the shards that
+come."""
 
 
 class NoCacheFolder(WorkersError):
@@ -97,17 +99,18 @@ def cached_file(cache_dir: Path, name: str, key: str, parts: Iterable[bytes]) ->
         return built
 
 
-def make_room(cache_dir: Path, nbytes: int, limit_bytes: int) -> int:
-    """Remove files without users, until a new one of `nbytes` may come. Returns how many bytes are
-    still too many, since others use their files; 0: there is room. While another process builds a
-    file, nothing is removed: that process does so when it is done."""
-    most = limit_bytes - nbytes
+def make_room(cache_dir: Path, limit_bytes: int, or_kept: bool = False) -> int:
+    """Remove files without users, until the rest has this size; those that others keep for later
+    come last, or stay (`or_kept`). A shard that is to come counts by the size of its unfinished
+    file. Returns how many bytes are still too many, since others use their files; 0: there is room.
+    While another process builds a file, nothing is removed: that process does so when it is done.
+    """
     with (cache_dir / _LOCK).open("w") as lock:
         if use_locks.is_free(lock):
-            left = _shrink(cache_dir, most)
+            left = _shrink(cache_dir, limit_bytes, or_kept)
         else:
             left = sum(status.st_size for status, _ in _content(cache_dir))
-    return max(0, left - most)
+    return max(0, left - limit_bytes)
 
 
 def source_key(what: str, files: Iterable[tuple[str, Path]]) -> str:
@@ -155,24 +158,31 @@ def _built(parts: Iterable[bytes], cache_dir: Path, name: str, index: Path) -> C
 
 
 def _use(path: Path) -> None:
-    use_locks.hold(path)
-    use_locks.note_use(path)
+    use_locks.note_use(use_locks.hold(path))
 
 
-def _shrink(cache_dir: Path, limit_bytes: int) -> int:
-    """Remove files without users, those of the earliest use first, down to the limit. Returns the
-    size of the rest."""
-    files = _content(cache_dir)
-    total = sum(status.st_size for status, _ in files)
-    removed = set()
-    for status, path in sorted(files, key=lambda file: (file[0].st_atime_ns, file[1])):
-        if total <= limit_bytes:
-            break
-        with contextlib.suppress(FileNotFoundError):  # a reader found it damaged
-            if not use_locks.unlink_unless_used(path):
-                continue
-        removed.add(path.stem.rpartition("-")[2])
-        total -= status.st_size
+def _shrink(cache_dir: Path, limit_bytes: int, or_kept: bool = False) -> int:
+    """Remove files without users, those of the earliest use first, down to the limit; those that
+    others keep for later come last, or stay. Returns the size of the rest."""
+    total, candidates = 0, list[tuple[int, Path, int]]()
+    for status, path in _content(cache_dir):
+        total += status.st_size
+        if not path.match(_UNFINISHED):
+            candidates.append((status.st_atime_ns, path, status.st_size))
+    removed = set[str]()
+    for spared in (True,) if or_kept else (True, False):
+        in_use = []
+        for candidate in sorted(candidates):
+            _, path, nbytes = candidate
+            if total <= limit_bytes:
+                break
+            with contextlib.suppress(FileNotFoundError):  # a reader found it damaged
+                if not use_locks.unlink_unless_used(path, spared):
+                    in_use.append(candidate)
+                    continue
+            removed.add(path.stem.rpartition("-")[2])
+            total -= nbytes
+        candidates = in_use
     for index in cache_dir.glob("source-*.json") if removed else ():
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(index.read_text())["fingerprint"] in removed:

@@ -1,7 +1,9 @@
 """Locks that show whether a process uses a file or folder, so that no other removes it.
 
 A user holds a shared lock, and so do the processes that it forks; the kernel releases it at their
-end. To remove, a process takes the lock for itself, and does not wait for it.
+end. To remove, a process takes the lock for itself, and does not wait for it. A process that will
+use a file later marks it with a lock of another kind, which the first one does not see: the file
+then goes only for what is used now.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import fcntl
 import os
 import resource
 import shutil
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +21,16 @@ from typing import IO
 
 _OTHER_DESCRIPTORS = 256
 """Descriptors of a process for anything but the files that it has locked."""
+_FLOCK = "hhqqi4x"
+"""`struct flock`: type, whence, start, length, process."""
 
 
-def hold(path: Path) -> None:
-    """Mark the file as in use by this process until it ends. Raises OSError."""
-    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH)
+def hold(path: Path) -> int:
+    """Mark the file as in use by this process until it ends, or closes the descriptor. Raises
+    OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 def opened(path: Path) -> int:
@@ -40,6 +48,19 @@ def opened(path: Path) -> int:
     return descriptor
 
 
+def keep_for_later(descriptor: int) -> None:
+    """The file is not in use any more, but will be, until the descriptor and its duplicates are
+    closed. Raises OSError."""
+    _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def is_kept(descriptor: int) -> bool:
+    """Whether others keep the open file for later. Raises OSError where the file system has no such
+    lock."""
+    return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+
+
 def is_at(path: Path, descriptor: int) -> bool:
     """Whether the path still leads to the open file."""
     try:
@@ -48,9 +69,11 @@ def is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def note_use(path: Path) -> None:
-    """Let the file's time of access be now: many mounts do not keep it. Raises OSError."""
-    os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+def note_use(descriptor: int, at_ns: int | None = None) -> None:
+    """Let the open file's time of access be this one, since the epoch, or now: many mounts do not
+    keep it. Raises OSError."""
+    used_ns = time.time_ns() if at_ns is None else at_ns
+    os.utime(descriptor, ns=(used_ns, os.fstat(descriptor).st_mtime_ns))
 
 
 @contextmanager
@@ -74,12 +97,13 @@ def is_free(file: IO[str] | IO[bytes] | int) -> bool:
     return True
 
 
-def unlink_unless_used(path: Path) -> bool:
-    """Remove a file that no process uses; whether it was removed. A process that begins to use it
-    meanwhile finds it gone (`opened`). Raises OSError if it cannot be opened."""
+def unlink_unless_used(path: Path, or_kept: bool = False) -> bool:
+    """Remove a file that no process uses, or keeps for later; whether it was removed. A process
+    that begins to use it meanwhile finds it gone (`opened`). Raises OSError if it cannot be
+    opened."""
     with path.open("rb") as file:
         try:
-            if not is_free(file):
+            if not is_free(file) or (or_kept and is_kept(file.fileno())):
                 return False
         except OSError:  # not known
             return False
@@ -121,3 +145,11 @@ def close_unfinished(descriptor: int, path: Path) -> None:
     if is_at(path, descriptor):  # and not one of another process, after this was renamed
         path.unlink()
     os.close(descriptor)
+
+
+def _record_lock(descriptor: int, command: int, kind: int) -> int:
+    """Set a lock of the whole open file (`fcntl(2)`, "Open file description locks"), or ask which
+    one of another stands against it. Returns the kind that the kernel answers."""
+    request = struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
+    answer: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, request))[0]
+    return answer

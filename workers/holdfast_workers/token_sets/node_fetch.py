@@ -1,8 +1,9 @@
 """Brings the token sets of a job into a node's cache, so that ranks can read them.
 
 Each file is verified by its digest while it is written under another name, and gets its own name
-once it is on disk. What the job reads now, and next (`fetch_plan`), stays locked, and the rest may
-be removed. A file comes from the cache of another node if one has it, or will have it soon
+once it is on disk. What the job reads now (`fetch_plan`) is locked: nothing removes it. What it
+reads next is kept, unless others read something now that has no room; the rest may be removed. A
+file comes from the cache of another node if one has it, or will have it soon
 (`partner_caches`), else from the store. What is damaged, missing or refused is tried again until it
 comes or the fetch is stopped, and its reason is left for the ranks (`token_cache.report_trouble`).
 What goes, because a rank found it damaged, is fetched again. Processes of one node do not fetch the
@@ -18,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 
 import structlog
@@ -108,7 +108,7 @@ class WantedFile:
 
 
 class _NoRoom(TransientStorageError):
-    """The cache has no room for a shard: others use their files."""
+    """The cache has no room for a shard: others use their files, or keep them for later."""
 
 
 class _Stopped(Exception):
@@ -126,11 +126,11 @@ def fetch(
     partners: PartnerCaches | None = None,
 ) -> None:
     """Bring the shards of `spec.data.prepared` that a run reads at a window of its order, and those
-    that it reads next, and then what has gone from `cache_dir`, until `stop` is set. What is held
-    stays locked until it has been read, or this process ends. `window`: the first one that ranks
-    read now; while it is None, shards come only if the cache may keep all. `on_progress` learns
-    when all that is to be held is there. `open_set`: the storage of a set by its URI, for each
-    file; if it raises, it is called again. `partners`: the caches of other nodes, if there are any.
+    that it reads next, and then what has gone from `cache_dir`, until `stop` is set. So long, what
+    is read now stays locked, and what is read next is kept. `window`: the first one that ranks read
+    now; while it is None, shards come only if the cache may keep all. `on_progress` learns when all
+    that is to be held is there. `open_set`: the storage of a set by its URI, for each file; if it
+    raises, it is called again. `partners`: the caches of other nodes, if there are any.
 
     Whatever it raises, its reason is left for the ranks: CorpusError if the cache may not keep
     enough, ValueError if there is no order, InvalidCacheLimit, OSError.
@@ -169,14 +169,18 @@ class _NodeFetch:
         self._limit_bytes = cache_limit_bytes(os.environ)
         self._sets: dict[str, TokenSet] = {}
         self._plan: FetchPlan | None = None
-        self._places: tuple[tuple[int, int], ...] = ()
-        """Of the plan's order, for the window that `_shards` are of."""
+        self._at: int | None = None
+        """The window that `_shards` are of."""
+        self._read_now = set[Path]()
+        """Those of `_shards` that it reads: the first ones."""
+        self._use_ns: dict[Path, int] = {}
+        """The time of use of each, since the epoch: what is read last is the first to go."""
         self._all: dict[str, WantedFile] = {}
         """All shards, by their digests."""
         self._shards: list[WantedFile] = []
         """Those to hold, in their order."""
         self._held: dict[Path, int] = {}
-        """The descriptor of each file that was there, which locks it."""
+        """The descriptor of each file that was there, which locks or keeps it."""
         self._there: dict[Path, int] = {}
         """The sizes of the shards among them."""
         self._trouble = ""
@@ -192,15 +196,18 @@ class _NodeFetch:
             if (unfinished := use_locks.lock_unfinished(left)) is not None:
                 use_locks.close_unfinished(unfinished, left)
         try:
-            self._bring_all(self._missing())
+            self._bring_all()
             self._plan = self._new_plan()
             while True:
                 self._follow(self._plan)
-                self._bring_all(self._missing())
+                self._bring_all()
                 self._idle(self._pauses.look_s)
                 self._gone()
         except _Stopped:
             return
+        finally:
+            for path in [*self._held]:
+                self._let_go(path)
 
     # --- what is wanted ---------------------------------------------------------------------
 
@@ -228,41 +235,22 @@ class _NodeFetch:
         """Hold what the plan says for the present window; let go of the rest."""
         if not self._has_moved():
             return
-        window = self._known_window(plan)
-        self._places = plan.places(window)
-        self._shards = [self._all[shard.digest] for shard in plan.held(window)]
-        held = {each.path for each in self._shards}
-        for path in self._there.keys() - held:
+        self._at = self._known_window(plan)
+        self._shards = [self._all[shard.digest] for shard in plan.held(self._at)]
+        self._read_now = {self._all[shard.digest].path for shard in plan.read(self._at)}
+        now_ns = time.time_ns()
+        self._use_ns = {each.path: now_ns - at for at, each in enumerate(self._shards)}
+        for path in self._there.keys() - self._use_ns.keys():
             self._let_go(path)
         for each in self._shards:
-            if each.path not in self._held:
-                self._is_there(each)
+            if not self._is_there(each) and each.path in self._held:
+                self._let_go(each.path)
 
     def _go_by_groups(self) -> None:
         """Let go of what has been read, so that other jobs and this one have room."""
         if self._plan is not None and self._plan.keeps_all:
             self._plan.go_by_groups()
-            self._places = ()
-
-    def _let_go_of_later(self) -> list[WantedFile]:
-        """There is no room: let go of all that is read after the first shard that is missing.
-        Another node with this cache may be about to bring that one. Returns what goes."""
-        missing = (at for at, each in enumerate(self._shards) if each.path not in self._held)
-        first = next(missing, len(self._shards))
-        later = [each for each in self._shards[first:] if each.path in self._there]
-        for each in later:
-            self._let_go(each.path)
-        return later
-
-    def _missing_before(self, path: Path) -> int:
-        """Bytes of the shards that are read before this one and are still to come, maybe through
-        another node with this cache: their room is kept."""
-        if self._plan is None or self._plan.keeps_all:
-            return 0
-        before = takewhile(lambda each: each.path != path, self._shards)
-        return sum(
-            each.shard.nbytes for each in before if each.shard and each.path not in self._held
-        )
+            self._at = None
 
     def _known_window(self, plan: FetchPlan) -> int:
         """Raises _Stopped."""
@@ -273,12 +261,15 @@ class _NodeFetch:
         return window
 
     def _has_moved(self) -> bool:
-        """Whether other shards than `_shards` may be to hold, or in another order."""
-        if self._plan is None:
+        """Whether other shards than `_shards` may be to hold, or in another order, or others of
+        them are read now."""
+        plan, window = self._plan, self._window() or 0
+        if plan is None or window == self._at:
             return False
-        if self._plan.keeps_all and len(self._there) == len(self._all):
-            return False
-        return self._plan.places(self._window() or 0) != self._places
+        if self._at is None or plan.phase(window) != plan.phase(self._at):
+            return True
+        self._at = window
+        return False
 
     def _gone(self) -> list[WantedFile]:
         """Files that were there and are so no more, each once."""
@@ -322,22 +313,21 @@ class _NodeFetch:
 
     # --- attempts, and what they report -----------------------------------------------------
 
-    def _bring_all(self, wanted: list[WantedFile]) -> None:
+    def _bring_all(self) -> None:
         """Return once all is there, or others are wanted. Raises _Stopped."""
-        left = wanted
-        while True:
-            failed, unreachable, pause_s = [], set[str](), self._pauses.room_s
+        while left := self._missing():
+            failed, unreachable, pause_s = list[WantedFile](), set[str](), self._pauses.room_s
             for each in self._in_turn(left, unreachable):
                 is_reached = each.prepared.digest not in unreachable
                 if not is_reached and not self._partners.have(each.path.name):
                     failed.append(each)
-                elif (error := self._attempts(each)) is not None:
+                elif isinstance(error := self._attempts(each), _NoRoom):
+                    self._go_by_groups()
+                    failed += self._without_room([each, *left], str(error))
+                    break
+                elif error is not None:
                     failed.append(each)
                     self._report(each.prepared, str(error))
-                    if isinstance(error, _NoRoom):
-                        self._go_by_groups()
-                        failed += [*left, *self._let_go_of_later()]
-                        break
                     pause_s = self._pauses.round_s
                     if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
                         unreachable.add(each.prepared.digest)
@@ -346,12 +336,17 @@ class _NodeFetch:
             for prepared in self._prepared:
                 if prepared.digest not in {each.prepared.digest for each in failed}:
                     self._end_trouble(prepared)
-            left = failed
-            if not left:
-                self._partners.rest()
-                self._advance(trouble="")
-                return
-            self._idle(pause_s)
+            if failed or self._missing():
+                self._idle(pause_s)
+        self._partners.rest()
+        self._advance(trouble="")
+
+    def _without_room(self, left: list[WantedFile], why: str) -> list[WantedFile]:
+        """Those that are read now: it is their trouble. What is read later may wait."""
+        needed = [each for each in left if each.path in self._read_now]
+        if left[0] in needed:
+            self._report(left[0].prepared, why)
+        return needed
 
     def _attempts(self, wanted: WantedFile) -> WorkersError | None:
         """The error of the last attempt, if all failed. Raises _Stopped."""
@@ -433,7 +428,7 @@ class _NodeFetch:
     # --- one file ---------------------------------------------------------------------------
 
     def _hold(self, path: Path, descriptor: int) -> None:
-        """Own the descriptor of a file until the file has gone, or this process ends."""
+        """Own the descriptor of a file until the file has gone, or the fetch ends."""
         if (former := self._held.get(path)) is not None:
             os.close(former)
         self._held[path] = descriptor
@@ -473,7 +468,9 @@ class _NodeFetch:
         if os.fstat(descriptor).st_size != wanted.shard.nbytes:
             os.close(descriptor)
             return False
-        use_locks.note_use(wanted.path)
+        use_locks.note_use(descriptor, self._use_ns[wanted.path])
+        if wanted.path not in self._read_now:
+            use_locks.keep_for_later(descriptor)
         self._hold(wanted.path, descriptor)
         self._there[wanted.path] = wanted.shard.nbytes
         return True
@@ -499,7 +496,8 @@ class _NodeFetch:
         try:
             # Another process may have finished it just before.
             if not path.exists() or path.stat().st_size != shard.nbytes:
-                self._make_room(shard.nbytes + self._missing_before(path))
+                os.ftruncate(descriptor, shard.nbytes)  # its room, which others count
+                self._make_room(or_kept=path not in self._read_now)
                 where = f"{path.name} of another node"
                 copy = partial(self._write, descriptor, shard=shard, where=where)
                 if not self._partners.take(path.name, copy):
@@ -509,9 +507,9 @@ class _NodeFetch:
         finally:
             use_locks.close_unfinished(descriptor, unfinished)
 
-    def _make_room(self, nbytes: int) -> None:
+    def _make_room(self, or_kept: bool) -> None:
         """Raises _NoRoom."""
-        if too_many := make_room(self._cache_dir, nbytes, self._limit_bytes):
+        if too_many := make_room(self._cache_dir, self._limit_bytes, or_kept):
             raise _NoRoom(
                 str(self._cache_dir),
                 f"the cache of this node is in use by other jobs: the next shard needs "
@@ -535,7 +533,6 @@ class _NodeFetch:
     def _write(self, descriptor: int, source: ObjectReader, shard: ShardFacts, where: str) -> None:
         """Write the content to the disk. Raises BadTokenSet, OSError and _Stopped, and what
         `source` raises."""
-        os.ftruncate(descriptor, 0)
         digest, nbytes = xxhash.xxh3_128(), 0
         piece = memoryview(bytearray(min(_PIECE_BYTES, shard.nbytes + 1)))
         with os.fdopen(os.dup(descriptor), "wb") as file:
