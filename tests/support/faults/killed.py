@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import select
 import signal
 import time
 import traceback
@@ -13,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.waiting import DEADLINE_S
+
+from holdfast_workers.ipc import readiness
 
 Operation = tuple[Any, str]
 """The owner of a function or method, and its name."""
@@ -46,9 +47,7 @@ class KilledProcess:
 
     def end(self, timeout_s: float = DEADLINE_S) -> bool:
         """Wait for its end. True if it was killed, False if `body` completed."""
-        poll = select.poll()  # select() itself cannot take descriptors above 1023
-        poll.register(self._pidfd, select.POLLIN)
-        ended = bool(poll.poll(timeout_s * 1000))
+        ended = readiness.is_readable(self._pidfd, timeout_s)
         if not ended:
             os.kill(self.pid, signal.SIGKILL)
         _pid, status = os.waitpid(self.pid, 0)

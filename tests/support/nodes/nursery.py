@@ -13,7 +13,6 @@ import contextlib
 import functools
 import gc
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from holdfast_workers.ipc import control_channel
+from holdfast_workers.ipc import control_channel, readiness
 from holdfast_workers.protocol.processes import Forked
 
 ANSWER_S = 120.0
@@ -68,9 +67,7 @@ class NurseryProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def _ended(self, timeout_s: float | None) -> int | None:
-        poll = select.poll()  # select() itself cannot take descriptors above 1023
-        poll.register(self._pidfd, select.POLLIN)
-        return -1 if poll.poll(None if timeout_s is None else timeout_s * 1000) else None
+        return -1 if readiness.is_readable(self._pidfd, timeout_s) else None
 
 
 def start_agent(connection: int) -> NurseryProcess:

@@ -10,13 +10,13 @@ import ctypes
 import mmap
 import os
 import resource
-import select
 import signal
 import time
 
 import structlog
 
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
+from holdfast_workers.ipc import readiness
 
 OOM_CAP_BYTES = 256 * 1024 * 1024
 """How much memory a rank may take in an injected out-of-memory fault; the machine must survive."""
@@ -79,7 +79,7 @@ def _block_in_read(lasts_s: float | None) -> None:
         if lasts_s is None:
             os.read(reader, 1)
         else:
-            select.select([reader], [], [], lasts_s)
+            readiness.is_readable(reader, lasts_s)
     finally:
         os.close(reader)
         os.close(writer)

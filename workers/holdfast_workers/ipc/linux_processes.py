@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import threading
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast_workers.ipc import readiness
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 
 
@@ -192,9 +192,7 @@ def has_ended(process: ProcessIdentity) -> bool | None:
     try:
         if start_time(process.pid) != process.started:
             return True  # the process id was given to another process
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return readiness.is_readable(pidfd)
     finally:
         os.close(pidfd)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from pathlib import Path
 from typing import NoReturn
 
-from holdfast_workers.ipc import linux_processes
+from holdfast_workers.ipc import linux_processes, readiness
 
 ROUND_S = 0.005
 MOST_ROUNDS = 1000
@@ -43,7 +42,7 @@ def _watch(launcher: int, pidfd: int, mark: str) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         linux_processes.name_process("hf-guard")
         _close_all_but(pidfd)
-        select.select([pidfd], [], [])
+        readiness.is_readable(pidfd, None)
         linux_processes.kill_all(lambda: _left(launcher, mark), MOST_ROUNDS, ROUND_S)
     finally:
         os._exit(0)

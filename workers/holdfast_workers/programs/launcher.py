@@ -27,12 +27,12 @@ import structlog
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.fault_injection.kinds import Injection
-from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.ipc import control_channel, linux_processes, readiness
 from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.programs import launcher_links
 from holdfast_workers.programs.guard import start_guard
 from holdfast_workers.programs.launcher_links import AgentLink, StoreEnded
-from holdfast_workers.programs.output_relay import OutputRelay, RelayedText, is_readable
+from holdfast_workers.programs.output_relay import OutputRelay, RelayedText
 from holdfast_workers.programs.program_attempt import ProgramAttempt
 from holdfast_workers.programs.program_process import (
     ProgramLine,
@@ -445,7 +445,7 @@ class Launcher:
             self._read_program()
 
     def _has_message(self) -> bool:
-        return self._attached is not None and is_readable(self._attached)
+        return self._attached is not None and readiness.is_readable(self._attached)
 
     def _read_program(self) -> None:
         """Take the next message, if it has not been taken yet."""

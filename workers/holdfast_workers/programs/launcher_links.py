@@ -7,13 +7,12 @@ for minutes. Nothing is sent over it.
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from collections import deque
 
 from holdfast_workers.errors import WorkersError
-from holdfast_workers.ipc import control_channel
+from holdfast_workers.ipc import control_channel, readiness
 from holdfast_workers.protocol.processes import StepReport, WorkerMessage
 
 MOST_WAITING = 10_000
@@ -53,7 +52,7 @@ class AgentLink:
         """Wait for the agent to read all messages: there is no later call."""
         deadline = time.monotonic() + within_s
         while self._waiting and (left_s := deadline - time.monotonic()) > 0:
-            select.select([], [self._end], [], left_s)
+            readiness.is_writable(self._end, left_s)
             self.flush()
 
     def _drop_step(self) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import select
-import socket
 import time
 from collections.abc import Callable
+
+from holdfast_workers.ipc import readiness
 
 PIECE_BYTES = 1 << 16
 
@@ -70,7 +70,7 @@ class OutputRelay:
         """Wait until nothing is kept any more: this process is about to end."""
         deadline = time.monotonic() + timeout_s
         while self._kept and (left_s := deadline - time.monotonic()) > 0:
-            select.select([], [self._target], [], left_s)
+            readiness.is_writable(self._target, left_s)
             self.flush()
 
     def flush(self) -> None:
@@ -108,8 +108,3 @@ class RelayedText(io.TextIOBase):
             self._relay.say(self._open)
             self._open = ""
         return len(text)
-
-
-def is_readable(source: int | socket.socket) -> bool:
-    """Whether a read would not wait."""
-    return bool(select.select([source], [], [], 0)[0])

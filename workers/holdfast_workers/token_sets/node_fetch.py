@@ -533,6 +533,7 @@ class _NodeFetch:
     def _write(self, descriptor: int, source: ObjectReader, shard: ShardFacts, where: str) -> None:
         """Write the content to the disk. Raises BadTokenSet, OSError and _Stopped, and what
         `source` raises."""
+        os.ftruncate(descriptor, shard.nbytes)  # a former content may have been longer
         digest, nbytes = xxhash.xxh3_128(), 0
         piece = memoryview(bytearray(min(_PIECE_BYTES, shard.nbytes + 1)))
         with os.fdopen(os.dup(descriptor), "wb") as file:

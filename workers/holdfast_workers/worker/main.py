@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import queue
-import select
 import socket
 import threading
 import time
@@ -22,7 +21,7 @@ import structlog
 from holdfast_workers.data.token_corpus import PATIENCE_S
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import Injection
-from holdfast_workers.ipc import control_channel, linux_processes
+from holdfast_workers.ipc import control_channel, linux_processes, readiness
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.progress import collective_counts
 from holdfast_workers.progress.beacon import Beacon
@@ -278,7 +277,7 @@ class WorkerLink:
         try:
             while True:
                 cutting = self._must_cut()
-                if not self._has_message(SEVER_RETRY_S if cutting else None):
+                if not readiness.is_readable(self._end, SEVER_RETRY_S if cutting else None):
                     self.sever()  # connections may have been made since the last time
                     continue
                 self._handle(control_channel.receive(self._end, *WORKER_ORDERS))
@@ -290,9 +289,6 @@ class WorkerLink:
 
     def _must_cut(self) -> bool:
         return 0 < self._attempt < self._fence
-
-    def _has_message(self, timeout_s: float | None) -> bool:
-        return bool(select.select([self._end], [], [], timeout_s)[0])
 
     def _handle(self, message: WorkerOrder) -> None:
         match message:
