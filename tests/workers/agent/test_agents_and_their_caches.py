@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.support.data.token_sets import MadeSet, random_shards
 from tests.support.nodes.agent_config import agent_config
@@ -17,6 +18,7 @@ from holdfast_workers.data.token_cache import manifest_file, shard_file
 from holdfast_workers.memory.cache_transfer import NotCached, RemoteCache
 from holdfast_workers.memory.data_server import DataServer
 from holdfast_workers.memory.segment_store import SegmentStore
+from holdfast_workers.node_cache.cached_file import make_room
 from holdfast_workers.protocol.answers import AgentReport, Done
 from holdfast_workers.protocol.commands import Command, Fence, Form, Request, WarmUp
 from holdfast_workers.protocol.messages import FormOrder, Partner, Restore, Seat, Tier
@@ -68,6 +70,13 @@ def test_its_orders_name_the_nodes_to_fetch_from(tmp_path: Path) -> None:
         names.add(manifest_file(cache, MADE.prepared()).name)
         assert own.which(sorted(names)) == names
         own.close()
+        for command, answer in ((Fence("n0", 3), AgentReport), (WarmUp("n0", 3), Done)):
+            agents.call("n0", Request(command, 1), answer, timeout_s=DEADLINE_S).result()
+        for process in psutil.Process().children(recursive=True):
+            if process.name() == "hf-worker":  # its mapped shards stay in use
+                process.kill()
+        nbytes = len(MADE.facts.encode())
+        eventually(lambda: make_room(cache, 0) == nbytes)  # and others of a standby do not
         for server in servers:
             server.close()
 

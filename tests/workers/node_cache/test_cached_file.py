@@ -135,7 +135,10 @@ def test_what_is_kept_for_later_goes_last_and_what_comes_counts(tmp_path: Path) 
     kept = [use_locks.opened(path) for path in paths[:2]]
     for descriptor in kept:
         use_locks.keep_for_later(descriptor)
-    (tmp_path / "shard-9.part").write_bytes(bytes(5))
+    coming = use_locks.lock_unfinished(tmp_path / "shard-9.part")
+    assert coming is not None
+    os.truncate(coming, 5)
+    (tmp_path / "shard-8.part").write_bytes(bytes(100))  # of a process that was killed
 
     def left() -> list[int]:
         return [use for use, path in enumerate(paths) if path.exists()]
@@ -152,6 +155,15 @@ def test_what_is_kept_for_later_goes_last_and_what_comes_counts(tmp_path: Path) 
         os.close(descriptor)
     assert make_room(tmp_path, 0, or_kept=True) == 5
     assert [path.name for path in tmp_path.glob("shard-*")] == ["shard-9.part"]
+    os.close(coming)
+    assert make_room(tmp_path, 0) == 0
+
+
+def test_several_processes_make_room_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "tokens-1.bin").write_bytes(bytes(10))
+    with (tmp_path / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert make_room(tmp_path, 5) == 0
 
 
 def test_room_is_there_or_it_is_said_how_much_is_missing(tmp_path: Path) -> None:

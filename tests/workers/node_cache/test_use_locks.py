@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -99,3 +100,21 @@ def test_a_file_that_is_kept_for_later_goes_only_for_what_is_used_now(tmp_path: 
     path.touch()
     assert use_locks.unlink_unless_used(path, or_kept=True), "nobody keeps the new one"
     os.close(descriptors[1])
+
+
+def test_where_files_cannot_be_kept_they_stay_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems have no locks of open file descriptions."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    path = tmp_path / "file"
+    path.touch()
+    descriptor = use_locks.opened(path)
+    use_locks.keep_for_later(descriptor)
+    assert not use_locks.unlink_unless_used(path)
+    os.close(descriptor)
+    assert use_locks.unlink_unless_used(path, or_kept=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -34,10 +37,11 @@ from holdfast_workers.data.token_corpus import IGNORED, TokenCorpus
 from holdfast_workers.memory.cache_transfer import RemoteCache
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
+from holdfast_workers.protocol.messages import Partner
 from holdfast_workers.spec import DataSpec
 from holdfast_workers.token_sets import node_fetch
 from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
-from holdfast_workers.token_sets.partner_caches import PartnerCaches
+from holdfast_workers.token_sets.partner_caches import PartnerCaches, ranked
 
 
 @pytest.fixture
@@ -291,11 +295,13 @@ class CachedNode:
         data: DataSpec,
         cache: Path,
         storage: LocalStorage,
-        window: int = 0,
+        window: int | None = 0,
         pauses: Pauses = AT_ONCE,
+        partners: PartnerCaches | None = None,
     ) -> None:
         self._half, self._data, self._cache, self._storage = half, data, cache, storage
-        self.window, self._pauses = window, pauses
+        self.window, self._pauses, self._partners = window, pauses, partners
+        self.told: list[FetchProgress] = []
         self.begin()
 
     def begin(self) -> None:
@@ -303,13 +309,13 @@ class CachedNode:
             self.window = window
 
         def keep(now: FetchProgress) -> None:
-            self.is_whole = now.is_whole
+            self.told.append(now)
 
-        self.is_whole = False
+        self.told.clear()
         self._stop, self._pool = threading.Event(), ThreadPoolExecutor(1)
         spec, here = spec_of(self._data, BATCH), lambda: self.window
         what = (spec, lambda uri: self._storage, self._cache, self._stop, keep, here, self._pauses)
-        self._fetch = self._pool.submit(fetch, *what)
+        self._fetch = self._pool.submit(fetch, *what, self._partners)
         self._corpora = [
             TokenCorpus.open(
                 self._data,
@@ -321,6 +327,10 @@ class CachedNode:
                 on_window=show,
             )
         ]
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.told) and self.told[-1].is_whole
 
     def end(self) -> None:
         """What was in use may go then."""
@@ -410,3 +420,111 @@ def test_nodes_with_one_cache_do_not_block_each_other(
     rows = [row for halves in zip(*read, strict=False) for half in halves for row in half]
     found = [target for row in rows[:samples] for target in row if target != IGNORED]
     assert sorted(found) == sorted(token for tokens in TOKENS for token in tokens[1:])
+
+
+class IdlePartner:
+    """It has no file, and brings none."""
+
+    def __init__(self, partner: Partner) -> None:
+        pass
+
+    def which(self, names: Collection[str]) -> set[str]:
+        return set()
+
+    def close(self) -> None:
+        pass
+
+
+def partners_of(nodes: Callable[[], Sequence[str]], late_after_s: float) -> PartnerCaches:
+    """Those of the first node; the others are idle."""
+    caches = lambda: [Partner(node, "h", 1) for node in nodes()]  # noqa: E731
+    return PartnerCaches(nodes()[0], cast(Any, IdlePartner), caches, late_after_s)
+
+
+def test_an_owner_that_brings_nothing_is_not_waited_for_though_later_shards_have_no_room(
+    store: Path, cache: Path, small_limit: int
+) -> None:
+    data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
+    plan, other = plan_of(data, small_limit), cache / "other.bin"
+    first, *rest = (shard_file(cache, shard).name for shard in plan.held(0))
+    read, room = plan.read(0), small_limit - len(MANY.facts.encode())
+
+    def owners(number: int) -> list[str]:
+        return [ranked(name, [f"n{number}", f"m{number}"])[0][0] for name in (first, *rest)]
+
+    number = next(n for n in count() if owners(n) == ["m", *"n" * len(rest)])
+    cache.mkdir()
+    other.write_bytes(bytes(room - sum(shard.nbytes for shard in read)))
+    partners = partners_of(lambda: (f"n{number}", f"m{number}"), late_after_s=0.2)
+    with use_locks.held(other):
+        node = CachedNode(0, data, cache, LocalStorage(store), partners=partners)
+        try:
+            assert node.read(0)
+            assert reported_trouble(cache, MANY.prepared()) == "", "what is read later may wait"
+            assert not node.is_whole
+        finally:
+            node.end()
+
+
+def test_the_reason_of_a_former_window_goes_with_it(
+    store: Path, cache: Path, small_limit: int
+) -> None:
+    data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
+    plan = plan_of(data, small_limit)
+    missing = plan.read(0)[0]
+    far = next(n for n in range(100) if missing not in plan.held(n))
+    cache.mkdir()
+    for shard in plan.held(far):
+        shard_file(cache, shard).write_bytes(MANY.contents[shard])
+    locks = [use_locks.opened(shard_file(cache, shard)) for shard in plan.held(far)]
+    (store / missing.object_name).unlink()
+    node = CachedNode(0, data, cache, LocalStorage(store))
+    try:
+        eventually(lambda: reported_trouble(cache, MANY.prepared()))
+        node.window = far
+        eventually(lambda: node.is_whole)
+        assert reported_trouble(cache, MANY.prepared()) == ""
+    finally:
+        node.end()
+        for lock in locks:
+            os.close(lock)
+
+
+def test_a_fetch_that_has_all_rests_and_ends_though_its_nodes_are_others(
+    store: Path, cache: Path, small_limit: int
+) -> None:
+    data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
+    nodes = ["n0"]
+    partners, pauses = partners_of(lambda: nodes, 0.0), replace(AT_ONCE, look_s=0.5)
+    node = CachedNode(0, data, cache, LocalStorage(store), pauses=pauses, partners=partners)
+    try:
+        eventually(lambda: node.is_whole)
+        nodes.append("n1")
+        told = len(node.told)
+        time.sleep(1.0)
+        assert len(node.told) <= told + 10
+    finally:
+        node.end()
+
+
+def test_a_node_without_ranks_takes_no_room_from_others(
+    store: Path, cache: Path, small_limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache may keep all, until others use a part of it."""
+    nbytes = sum(map(len, MANY.contents.values()))
+    limit = len(MANY.facts.encode()) + nbytes
+    monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
+    data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
+    pauses = replace(AT_ONCE, look_s=0.05)
+    node = CachedNode(0, data, cache, LocalStorage(store), window=None, pauses=pauses)
+    try:
+        eventually(lambda: node.is_whole and node.told[-1].is_all)
+        assert make_room(cache, limit - 1, or_kept=True) == 1
+        other = cache / "other.bin"
+        other.write_bytes(bytes(nbytes // 2))
+        with use_locks.held(other):
+            assert make_room(cache, limit) == 0
+            eventually(lambda: make_room(cache, 0, or_kept=True) == limit - nbytes + nbytes // 2)
+            assert not node.told[-1].is_all
+    finally:
+        node.end()

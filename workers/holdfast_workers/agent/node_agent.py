@@ -363,6 +363,7 @@ class NodeAgent:
 
     def _warm_up(self, command: commands.WarmUp) -> Done:
         self._fetching.fetch_from(command.caches)
+        self._fetching.read_from(None)
         self._worker_pool.fill()
         return Done()
 

@@ -62,8 +62,9 @@ class TokenFetching:
             io.watch(child)
             return
 
-    def read_from(self, window: int) -> None:
-        """The ranks of the node read this window of the sample order, or later ones."""
+    def read_from(self, window: int | None) -> None:
+        """The ranks of the node read this window of the sample order, or later ones; None: it has
+        no ranks."""
         with self._lock:
             self._order = replace(self._order, window=window)
             self._inform()

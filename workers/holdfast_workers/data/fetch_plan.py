@@ -63,21 +63,29 @@ class FetchPlan:
         self.keeps_all = False
         self.held_bytes = min(self.nbytes, self._held_by_groups)
 
-    def phase(self, window: int) -> Hashable:
+    def phase(self, window: int | None) -> Hashable:
         """While it stays the same, so does what is held, and what is read of it."""
+        if window is None:
+            return self.keeps_all
         first = self.order.places_at(window * self._window)
         return first, tuple(shard.digest for shard in self.read(window))
 
-    def read(self, window: int) -> list[ShardFacts]:
-        """The distinct shards of the groups that this window reads: the first ones of `held`."""
+    def read(self, window: int | None) -> list[ShardFacts]:
+        """The distinct shards of the groups that this window reads: the first ones of `held`. None:
+        it is not known which one is read."""
+        if window is None:
+            return []
         start = window * self._window
         groups = self.order.groups_between(start, start + self._window)
         shards = (self._shards[number] for group in groups for number in group.shards)
         return [*{shard.digest: shard for shard in shards}.values()]
 
-    def held(self, window: int) -> list[ShardFacts]:
+    def held(self, window: int | None) -> list[ShardFacts]:
         """The distinct shards that are held while this window is read, in the order in which they
-        come."""
+        come. None: all or none, until it is known which one is read."""
+        if window is None and not self.keeps_all:
+            return []
+        window = window or 0
         held: dict[str, ShardFacts] = {}
         left = self.held_bytes
         for group in self.order.groups_from(window * self._window):

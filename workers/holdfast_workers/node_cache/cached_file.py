@@ -106,10 +106,12 @@ def make_room(cache_dir: Path, limit_bytes: int, or_kept: bool = False) -> int:
     While another process builds a file, nothing is removed: that process does so when it is done.
     """
     with (cache_dir / _LOCK).open("w") as lock:
-        if use_locks.is_free(lock):
-            left = _shrink(cache_dir, limit_bytes, or_kept)
-        else:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
             left = sum(status.st_size for status, _ in _content(cache_dir))
+        else:
+            left = _shrink(cache_dir, limit_bytes, or_kept)
     return max(0, left - limit_bytes)
 
 
@@ -164,6 +166,9 @@ def _use(path: Path) -> None:
 def _shrink(cache_dir: Path, limit_bytes: int, or_kept: bool = False) -> int:
     """Remove files without users, those of the earliest use first, down to the limit; those that
     others keep for later come last, or stay. Returns the size of the rest."""
+    for left in cache_dir.glob(_UNFINISHED):  # of a process that was killed
+        if (unfinished := use_locks.lock_unfinished(left)) is not None:
+            use_locks.close_unfinished(unfinished, left)
     total, candidates = 0, list[tuple[int, Path, int]]()
     for status, path in _content(cache_dir):
         total += status.st_size

@@ -8,6 +8,7 @@ then goes only for what is used now.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -50,15 +51,18 @@ def opened(path: Path) -> int:
 
 def keep_for_later(descriptor: int) -> None:
     """The file is not in use any more, but will be, until the descriptor and its duplicates are
-    closed. Raises OSError."""
-    _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    closed. Where the file system has no such lock, it stays in use."""
+    with contextlib.suppress(OSError):
+        _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def is_kept(descriptor: int) -> bool:
-    """Whether others keep the open file for later. Raises OSError where the file system has no such
-    lock."""
-    return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+    """Whether others keep the open file for later."""
+    try:
+        return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+    except OSError:  # the file system has no such lock
+        return False
 
 
 def is_at(path: Path, descriptor: int) -> bool:

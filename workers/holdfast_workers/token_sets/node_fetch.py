@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -169,8 +169,10 @@ class _NodeFetch:
         self._limit_bytes = cache_limit_bytes(os.environ)
         self._sets: dict[str, TokenSet] = {}
         self._plan: FetchPlan | None = None
+        self._phase: Hashable = None
+        """That of the plan which `_shards` are of."""
         self._at: int | None = None
-        """The window that `_shards` are of."""
+        """The last window in this phase."""
         self._read_now = set[Path]()
         """Those of `_shards` that it reads: the first ones."""
         self._use_ns: dict[Path, int] = {}
@@ -192,9 +194,6 @@ class _NodeFetch:
         make_private_folder(self._cache_dir)
         for each in self._prepared:
             report_trouble(self._cache_dir, each, "")
-        for left in self._cache_dir.glob("shard-*.part"):  # of a process that was killed
-            if (unfinished := use_locks.lock_unfinished(left)) is not None:
-                use_locks.close_unfinished(unfinished, left)
         try:
             self._bring_all()
             self._plan = self._new_plan()
@@ -235,9 +234,10 @@ class _NodeFetch:
         """Hold what the plan says for the present window; let go of the rest."""
         if not self._has_moved():
             return
-        self._at = self._known_window(plan)
-        self._shards = [self._all[shard.digest] for shard in plan.held(self._at)]
-        self._read_now = {self._all[shard.digest].path for shard in plan.read(self._at)}
+        self._at = window = self._window()
+        self._phase = plan.phase(window)
+        self._shards = [self._all[shard.digest] for shard in plan.held(window)]
+        self._read_now = {self._all[shard.digest].path for shard in plan.read(window)}
         now_ns = time.time_ns()
         self._use_ns = {each.path: now_ns - at for at, each in enumerate(self._shards)}
         for path in self._there.keys() - self._use_ns.keys():
@@ -250,23 +250,15 @@ class _NodeFetch:
         """Let go of what has been read, so that other jobs and this one have room."""
         if self._plan is not None and self._plan.keeps_all:
             self._plan.go_by_groups()
-            self._at = None
-
-    def _known_window(self, plan: FetchPlan) -> int:
-        """Raises _Stopped."""
-        while (window := self._window()) is None:
-            if plan.keeps_all:
-                return 0
-            self._pause(_POLL_S)
-        return window
+            self._phase = None
 
     def _has_moved(self) -> bool:
         """Whether other shards than `_shards` may be to hold, or in another order, or others of
         them are read now."""
-        plan, window = self._plan, self._window() or 0
-        if plan is None or window == self._at:
+        plan, window = self._plan, self._window()
+        if plan is None or (window == self._at and self._phase is not None):
             return False
-        if self._at is None or plan.phase(window) != plan.phase(self._at):
+        if plan.phase(window) != self._phase:
             return True
         self._at = window
         return False
@@ -315,38 +307,41 @@ class _NodeFetch:
 
     def _bring_all(self) -> None:
         """Return once all is there, or others are wanted. Raises _Stopped."""
-        while left := self._missing():
-            failed, unreachable, pause_s = list[WantedFile](), set[str](), self._pauses.room_s
-            for each in self._in_turn(left, unreachable):
-                is_reached = each.prepared.digest not in unreachable
-                if not is_reached and not self._partners.have(each.path.name):
-                    failed.append(each)
-                elif isinstance(error := self._attempts(each), _NoRoom):
-                    self._go_by_groups()
-                    failed += self._without_room([each, *left], str(error))
-                    break
-                elif error is not None:
-                    failed.append(each)
-                    self._report(each.prepared, str(error))
-                    pause_s = self._pauses.round_s
-                    if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
-                        unreachable.add(each.prepared.digest)
+        while True:
+            pause_s = self._bring_each(self._missing())
             if self._has_moved():
                 return
-            for prepared in self._prepared:
-                if prepared.digest not in {each.prepared.digest for each in failed}:
-                    self._end_trouble(prepared)
-            if failed or self._missing():
-                self._idle(pause_s)
-        self._partners.rest()
-        self._advance(trouble="")
+            if not self._missing():
+                self._partners.rest()
+                self._advance(trouble="")
+                return
+            self._idle(pause_s)
 
-    def _without_room(self, left: list[WantedFile], why: str) -> list[WantedFile]:
-        """Those that are read now: it is their trouble. What is read later may wait."""
-        needed = [each for each in left if each.path in self._read_now]
-        if left[0] in needed:
-            self._report(left[0].prepared, why)
-        return needed
+    def _bring_each(self, left: list[WantedFile]) -> float:
+        """Try to bring each, unless others are wanted meanwhile. What is read later may wait for
+        room, and is no trouble then. Returns the pause, in seconds, before what is missing is tried
+        again. Raises _Stopped."""
+        failed, unreachable, pause_s = list[WantedFile](), set[str](), self._pauses.room_s
+        for each in self._in_turn(left, unreachable):
+            is_reached = each.prepared.digest not in unreachable
+            if not is_reached and not self._partners.have(each.path.name):
+                failed.append(each)
+            elif isinstance(error := self._attempts(each), _NoRoom):
+                self._go_by_groups()
+                left[:] = [other for other in left if other.path in self._read_now]
+                if each.path in self._read_now:
+                    self._report(each.prepared, str(error))
+                    failed += [each, *left]
+                    break
+            elif error is not None:
+                failed.append(each)
+                self._report(each.prepared, str(error))
+                pause_s = self._pauses.round_s
+                if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
+                    unreachable.add(each.prepared.digest)
+        if not self._has_moved():
+            self._end_troubles({each.prepared.digest for each in failed})
+        return pause_s
 
     def _attempts(self, wanted: WantedFile) -> WorkersError | None:
         """The error of the last attempt, if all failed. Raises _Stopped."""
@@ -390,6 +385,14 @@ class _NodeFetch:
         self._troubled.add(prepared.digest)
         self._advance(trouble=reason)
 
+    def _end_troubles(self, but_of: Collection[str]) -> None:
+        """The other sets have none any more."""
+        for prepared in self._prepared:
+            if prepared.digest not in but_of:
+                self._end_trouble(prepared)
+        if self._trouble and not self._troubled:
+            self._advance(trouble="")
+
     def _end_trouble(self, prepared: PreparedSpec) -> None:
         if prepared.digest in self._troubled:
             report_trouble(self._cache_dir, prepared, "")
@@ -419,6 +422,7 @@ class _NodeFetch:
 
     def _idle(self, seconds: float) -> None:
         """Wait, unless others are wanted, or may be had elsewhere. Raises _Stopped."""
+        self._pause(0.0)
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
             if self._has_moved() or self._partners.are_new:
@@ -465,10 +469,14 @@ class _NodeFetch:
             descriptor = use_locks.opened(wanted.path)
         except FileNotFoundError:
             return False
-        if os.fstat(descriptor).st_size != wanted.shard.nbytes:
+        try:
+            if os.fstat(descriptor).st_size != wanted.shard.nbytes:
+                os.close(descriptor)
+                return False
+            use_locks.note_use(descriptor, self._use_ns[wanted.path])
+        except OSError:
             os.close(descriptor)
-            return False
-        use_locks.note_use(descriptor, self._use_ns[wanted.path])
+            raise
         if wanted.path not in self._read_now:
             use_locks.keep_for_later(descriptor)
         self._hold(wanted.path, descriptor)
