@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.data.token_sets import MadeSet, random_shards
+from tests.support.nodes import own_processes
 from tests.support.nodes.history_proof import incidents
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
@@ -63,11 +63,7 @@ def assert_each_token_once(spec: TrainingSpec, rows: Mapping[int, StepRow]) -> N
 
 def fetchers() -> set[int]:
     """The fetching processes of this test's agents."""
-    return {
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if process.is_running() and process.name() == "hf-fetcher"
-    }
+    return {process.pid for process in own_processes.named("hf-fetcher")}
 
 
 def cached(run: SupervisedRun) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.support.data.token_sets import MadeSet, random_shards
+from tests.support.nodes import own_processes
 from tests.support.nodes.agent_config import agent_config
 from tests.support.nodes.local_agents import LocalAgents
 from tests.support.nodes.supervised import small_training
@@ -72,9 +73,9 @@ def test_its_orders_name_the_nodes_to_fetch_from(tmp_path: Path) -> None:
         own.close()
         for command, answer in ((Fence("n0", 3), AgentReport), (WarmUp("n0", 3), Done)):
             agents.call("n0", Request(command, 1), answer, timeout_s=DEADLINE_S).result()
-        for process in psutil.Process().children(recursive=True):
-            if process.name() == "hf-worker":  # its mapped shards stay in use
-                process.kill()
+        for worker in own_processes.named("hf-worker"):  # their mapped shards stay in use
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
         nbytes = len(MADE.facts.encode())
         eventually(lambda: make_room(cache, 0) == nbytes)  # and others of a standby do not
         for server in servers:
