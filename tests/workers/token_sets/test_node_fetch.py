@@ -75,16 +75,6 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 @contextmanager
 def fetching(cache: Path, *prepared: PreparedSpec) -> Iterator[Future[list[FetchProgress]]]:
     """A fetch in a thread, which is stopped at the end of the block if it is not done."""

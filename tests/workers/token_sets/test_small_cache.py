@@ -44,16 +44,6 @@ from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 from holdfast_workers.token_sets.partner_caches import PartnerCaches, ranked
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 class Readers:
     """Two ranks that read the windows of a corpus, and the fetch for them."""
 

@@ -2,13 +2,13 @@
 
 Each file is verified by its digest while it is written under another name, and gets its own name
 once it is on disk. What the job reads now (`fetch_plan`) is locked: nothing removes it. What it
-reads next is kept, unless others read something now that has no room; the rest may be removed. A
-file comes from the cache of another node if one has it, or will have it soon
-(`partner_caches`), else from the store. What is damaged, missing or refused is tried again until it
-comes or the fetch is stopped, and its reason is left for the ranks (`token_cache.report_trouble`).
-What goes, because a rank found it damaged, is fetched again. Processes of one node do not fetch the
-same file twice at once: they lock its unfinished file, which the next one takes over from one that
-was killed.
+reads next is kept, unless others read something now that has no room; the rest may be removed.
+
+A file comes from the cache of another node if one has it, or will have it soon (`partner_caches`),
+else from the store. What is damaged, missing or refused is tried again until it comes or the fetch
+is stopped, and its reason is left for the ranks (`token_cache.report_trouble`). What goes, because
+a rank found it damaged, is fetched again. Processes of one node do not fetch the same file twice at
+once: they lock its unfinished file, which the next one takes over from one that was killed.
 """
 
 from __future__ import annotations
