@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -44,27 +43,22 @@ from holdfast_workers.token_sets.node_fetch import FetchProgress, Pauses, fetch
 from holdfast_workers.token_sets.partner_caches import PartnerCaches, ranked
 
 
+def corpus_of(
+    data: DataSpec, cache: Path, batch: int, on_window: Callable[[int], None]
+) -> TokenCorpus:
+    return TokenCorpus.open(
+        data, cache, LENGTH, SEED, DEADLINE_S, window_samples=batch, on_window=on_window
+    )
+
+
 class Readers:
     """Two ranks that read the windows of a corpus, and the fetch for them."""
 
     def __init__(self, data: DataSpec, cache: Path, batch: int) -> None:
         self.batch = batch
         self.windows = [0, 0]
-        self.corpora = [self._opened(rank, data, cache) for rank in range(2)]
-
-    def _opened(self, rank: int, data: DataSpec, cache: Path) -> TokenCorpus:
-        def show(window: int) -> None:
-            self.windows[rank] = window
-
-        return TokenCorpus.open(
-            data,
-            cache,
-            LENGTH,
-            SEED,
-            DEADLINE_S,
-            window_samples=self.batch,
-            on_window=show,
-        )
+        show = self.windows.__setitem__
+        self.corpora = [corpus_of(data, cache, batch, partial(show, rank)) for rank in range(2)]
 
     def first_window(self) -> int:
         return min(self.windows)
@@ -291,39 +285,34 @@ class CachedNode:
     ) -> None:
         self._half, self._data, self._cache, self._storage = half, data, cache, storage
         self.window, self._pauses, self._partners = window, pauses, partners
-        self.told: list[FetchProgress] = []
+        self.progress: list[FetchProgress] = []
         self.begin()
 
     def begin(self) -> None:
-        def show(window: int) -> None:
-            self.window = window
-
-        def keep(now: FetchProgress) -> None:
-            self.told.append(now)
-
-        self.told.clear()
+        self.progress.clear()
         self._stop, self._pool = threading.Event(), ThreadPoolExecutor(1)
-        spec, here = spec_of(self._data, BATCH), lambda: self.window
-        what = (spec, lambda uri: self._storage, self._cache, self._stop, keep, here, self._pauses)
-        self._fetch = self._pool.submit(fetch, *what, self._partners)
-        self._corpora = [
-            TokenCorpus.open(
-                self._data,
-                self._cache,
-                LENGTH,
-                SEED,
-                DEADLINE_S,
-                window_samples=BATCH,
-                on_window=show,
-            )
-        ]
+        self._fetch = self._pool.submit(
+            fetch,
+            spec_of(self._data, BATCH),
+            lambda uri: self._storage,
+            self._cache,
+            self._stop,
+            self.progress.append,
+            lambda: self.window,
+            self._pauses,
+            self._partners,
+        )
+        self._corpora = [corpus_of(self._data, self._cache, BATCH, self._show)]
+
+    def _show(self, window: int) -> None:
+        self.window = window
 
     @property
     def is_whole(self) -> bool:
-        return bool(self.told) and self.told[-1].is_whole
+        return bool(self.progress) and self.progress[-1].is_whole
 
-    def end(self) -> None:
-        """What was in use may go then."""
+    def close(self) -> None:
+        """What was in use may go then. It may begin again."""
         self._stop.set()
         self._fetch.result(DEADLINE_S)
         self._pool.shutdown()
@@ -342,14 +331,11 @@ def test_of_what_is_kept_for_later_the_last_goes_first(
     data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
     plan, pauses = plan_of(data, small_limit), replace(AT_ONCE, look_s=DEADLINE_S)
     read, held = len(plan.read(0)), [shard_file(cache, shard) for shard in plan.held(0)]
-    node = CachedNode(0, data, cache, LocalStorage(store), pauses=pauses)
-    try:
+    with closing(CachedNode(0, data, cache, LocalStorage(store), pauses=pauses)) as node:
         eventually(lambda: node.is_whole)
         for left in (*range(len(held) - 1, read - 1, -1), read, read):
             make_room(cache, cached_bytes(cache) - 1)
             assert [path.exists() for path in held] == [at < left for at in range(len(held))]
-    finally:
-        node.end()
 
 
 def test_a_node_that_is_ahead_leaves_others_with_its_cache_their_room(
@@ -359,23 +345,17 @@ def test_a_node_that_is_ahead_leaves_others_with_its_cache_their_room(
     data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
     plan, storage = plan_of(data, small_limit), RecordingStore(store)
     last = next(n for n in range(20, 40) if not {*plan.read(n)} & {*plan.held(n + 1)})
-    ahead = CachedNode(0, data, cache, storage, window=last + 1)
-    try:
+
+    def rests() -> bool:
+        opened = len(storage.opened)
+        time.sleep(20 * AT_ONCE.look_s)
+        return len(storage.opened) == opened
+
+    with closing(CachedNode(0, data, cache, storage, window=last + 1)) as ahead:
         eventually(lambda: ahead.is_whole)
-        behind = CachedNode(1, data, cache, storage, window=last)
-        try:
+        with closing(CachedNode(1, data, cache, storage, window=last)) as behind:
             assert behind.read(last) and ahead.read(last + 1)
-
-            def rests() -> bool:
-                opened = len(storage.opened)
-                time.sleep(20 * AT_ONCE.look_s)
-                return len(storage.opened) == opened
-
             eventually(rests)
-        finally:
-            behind.end()
-    finally:
-        ahead.end()
     assert cached_bytes(cache) <= small_limit
 
 
@@ -388,24 +368,22 @@ def test_nodes_with_one_cache_do_not_block_each_other(
     data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
     random, storage, most = Random(seed), RecordingStore(store), 0
     samples = token_corpus.order_of(data, [MANY.facts], LENGTH, SEED).samples
-    nodes = [CachedNode(half, data, cache, storage) for half in range(2)]
     read: list[list[list[list[int]]]] = [[], []]
-    try:
+    with ExitStack() as stack:
+        made = (CachedNode(half, data, cache, storage) for half in range(2))
+        nodes = [stack.enter_context(closing(node)) for node in made]
         while (behind := min(map(len, read))) * BATCH < samples:
             ahead = random.randrange(2)
             while len(read[ahead]) < behind + 2:
                 read[ahead].append(nodes[ahead].read(len(read[ahead])))
             most = max(most, cached_bytes(cache))
             if random.random() < 0.5:
-                nodes[1 - ahead].end()
+                nodes[1 - ahead].close()
                 eventually(lambda: nodes[ahead].is_whole)  # noqa: B023
                 nodes[1 - ahead].begin()
             if len(read[1 - ahead]) == behind:
                 read[1 - ahead].append(nodes[1 - ahead].read(behind))
             most = max(most, cached_bytes(cache))
-    finally:
-        for node in nodes:
-            node.end()
     assert most <= small_limit
     rows = [row for halves in zip(*read, strict=False) for half in halves for row in half]
     found = [target for row in rows[:samples] for target in row if target != IGNORED]
@@ -446,14 +424,11 @@ def test_an_owner_that_brings_nothing_is_not_waited_for_though_later_shards_have
     cache.mkdir()
     other.write_bytes(bytes(room - sum(shard.nbytes for shard in read)))
     partners = partners_of(lambda: (f"n{number}", f"m{number}"), late_after_s=0.2)
-    with use_locks.held(other):
-        node = CachedNode(0, data, cache, LocalStorage(store), partners=partners)
-        try:
-            assert node.read(0)
-            assert reported_trouble(cache, MANY.prepared()) == "", "what is read later may wait"
-            assert not node.is_whole
-        finally:
-            node.end()
+    new_node = partial(CachedNode, 0, data, cache, LocalStorage(store))
+    with use_locks.held(other), closing(new_node(partners=partners)) as node:
+        assert node.read(0)
+        assert reported_trouble(cache, MANY.prepared()) == "", "what is read later may wait"
+        assert not node.is_whole
 
 
 def test_the_reason_of_a_former_window_goes_with_it(
@@ -466,18 +441,15 @@ def test_the_reason_of_a_former_window_goes_with_it(
     cache.mkdir()
     for shard in plan.held(far):
         shard_file(cache, shard).write_bytes(MANY.contents[shard])
-    locks = [use_locks.opened(shard_file(cache, shard)) for shard in plan.held(far)]
     (store / missing.object_name).unlink()
-    node = CachedNode(0, data, cache, LocalStorage(store))
-    try:
+    with ExitStack() as stack:
+        for shard in plan.held(far):
+            stack.enter_context(use_locks.held(shard_file(cache, shard)))
+        node = stack.enter_context(closing(CachedNode(0, data, cache, LocalStorage(store))))
         eventually(lambda: reported_trouble(cache, MANY.prepared()))
         node.window = far
         eventually(lambda: node.is_whole)
         assert reported_trouble(cache, MANY.prepared()) == ""
-    finally:
-        node.end()
-        for lock in locks:
-            os.close(lock)
 
 
 def test_a_fetch_that_has_all_rests_and_ends_though_its_nodes_are_others(
@@ -486,15 +458,13 @@ def test_a_fetch_that_has_all_rests_and_ends_though_its_nodes_are_others(
     data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
     nodes = ["n0"]
     partners, pauses = partners_of(lambda: nodes, 0.0), replace(AT_ONCE, look_s=0.5)
-    node = CachedNode(0, data, cache, LocalStorage(store), pauses=pauses, partners=partners)
-    try:
+    new_node = partial(CachedNode, 0, data, cache, LocalStorage(store))
+    with closing(new_node(pauses=pauses, partners=partners)) as node:
         eventually(lambda: node.is_whole)
         nodes.append("n1")
-        told = len(node.told)
+        before = len(node.progress)
         time.sleep(1.0)
-        assert len(node.told) <= told + 10
-    finally:
-        node.end()
+        assert len(node.progress) <= before + 10
 
 
 def test_a_node_without_ranks_takes_no_room_from_others(
@@ -506,15 +476,13 @@ def test_a_node_without_ranks_takes_no_room_from_others(
     monkeypatch.setenv(LIMIT_VARIABLE, f"{limit / 1e9:.9f}")
     data = DataSpec(prepared=(MANY.store(store),), shuffle_gb=SHUFFLED_GB)
     pauses = replace(AT_ONCE, look_s=0.05)
-    node = CachedNode(0, data, cache, LocalStorage(store), window=None, pauses=pauses)
-    try:
-        eventually(lambda: node.is_whole and node.told[-1].is_all)
+    new_node = partial(CachedNode, 0, data, cache, LocalStorage(store))
+    with closing(new_node(window=None, pauses=pauses)) as node:
+        eventually(lambda: node.is_whole and node.progress[-1].is_all)
         assert make_room(cache, limit - 1, or_kept=True) == 1
         other = cache / "other.bin"
         other.write_bytes(bytes(nbytes // 2))
         with use_locks.held(other):
             assert make_room(cache, limit) == 0
             eventually(lambda: make_room(cache, 0, or_kept=True) == limit - nbytes + nbytes // 2)
-            assert not node.told[-1].is_all
-    finally:
-        node.end()
+            assert not node.progress[-1].is_all

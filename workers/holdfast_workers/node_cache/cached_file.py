@@ -105,7 +105,7 @@ def make_room(cache_dir: Path, limit_bytes: int, or_kept: bool = False) -> int:
     file. Returns how many bytes are still too many, since others use their files; 0: there is room.
     While another process builds a file, nothing is removed: that process does so when it is done.
     """
-    with (cache_dir / _LOCK).open("w") as lock:
+    with (cache_dir / _LOCK).open("w+") as lock:  # on NFS, it must be readable to be shared
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

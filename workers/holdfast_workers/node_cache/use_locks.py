@@ -57,14 +57,6 @@ def keep_for_later(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def is_kept(descriptor: int) -> bool:
-    """Whether others keep the open file for later."""
-    try:
-        return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
-    except OSError:  # the file system has no such lock
-        return False
-
-
 def is_at(path: Path, descriptor: int) -> bool:
     """Whether the path still leads to the open file."""
     try:
@@ -107,7 +99,7 @@ def unlink_unless_used(path: Path, or_kept: bool = False) -> bool:
     opened."""
     with path.open("rb") as file:
         try:
-            if not is_free(file) or (or_kept and is_kept(file.fileno())):
+            if not is_free(file) or (or_kept and _is_kept(file.fileno())):
                 return False
         except OSError:  # not known
             return False
@@ -149,6 +141,14 @@ def close_unfinished(descriptor: int, path: Path) -> None:
     if is_at(path, descriptor):  # and not one of another process, after this was renamed
         path.unlink()
     os.close(descriptor)
+
+
+def _is_kept(descriptor: int) -> bool:
+    """Whether others keep the open file for later."""
+    try:
+        return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK
+    except OSError:  # the file system has no such lock
+        return False
 
 
 def _record_lock(descriptor: int, command: int, kind: int) -> int:
