@@ -131,14 +131,18 @@ async def lock_nodes_of(tx: JobTransaction, events: Collection[AnyEvent]) -> Non
     name, so that the transactions of two jobs cannot deadlock."""
     if not any(isinstance(event, IncidentEvent | NodeHealthEvent) for event in events):
         return
-    lost: list[LostItem] = []
+    incidents = [event.record for event in events if isinstance(event, IncidentEvent)]
+    lost = [item for incident in incidents for item in _blamed(incident)]
+    seats = {(item.agent, item.attempt) for item in lost}
     found: list[tuple[str, str]] = []
     for event in events:
         match event:
-            case IncidentEvent():
-                lost += event.record.lost
             case AttemptFormingEvent() | AttemptRunningEvent():
-                found += [(member.node_id, member.host) for member in event.members]
+                found += [
+                    (member.node_id, member.host)
+                    for member in event.members
+                    if (member.agent, event.attempt) in seats
+                ]
             case NodeHealthEvent():
                 found.append((event.node_id, event.host))
     found += (await _places_of(tx, lost)).values()
@@ -152,8 +156,7 @@ async def record_incident(
 ) -> None:
     """Record the nodes that the incident is attributed to, and quarantine a node with too many
     incidents."""
-    # An agent lost on notice was preempted, which is not its node's fault.
-    lost = [item for item in incident.lost if not item.on_notice]
+    lost = _blamed(incident)
     places = await _places_of(tx, lost)
     blamed: dict[str, tuple[str, str]] = {}
     for item in lost:
@@ -182,6 +185,11 @@ async def record_incident(
         )
         if new is not None:
             await _quarantine(tx, node, new, rules)
+
+
+def _blamed(incident: IncidentRecord) -> list[LostItem]:
+    """An agent lost on notice was preempted, which is not its node's fault."""
+    return [item for item in incident.lost if not item.on_notice]
 
 
 async def record_health(tx: JobTransaction, event: NodeHealthEvent, rules: QuarantineRules) -> None:
