@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.checkpoint.published_models import prepared_model, write_folder
 from tests.support.data.token_sets import MadeSet, random_shards
 
+from holdfast_workers.published.weight_files import UnfitWeights
 from holdfast_workers.spec import DataSpec, ModelSpec, SourceSpec, find_faults
 from holdfast_workers.standalone import load_spec, main
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
@@ -60,15 +63,27 @@ def run(folder: Path, launcher: list[str], name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.seconds
-def test_prepared_token_sets_are_fetched(tmp_path: Path) -> None:
+def test_prepared_token_sets_are_fetched_and_published_weights_read(tmp_path: Path) -> None:
     prepared = MadeSet("web", random_shards(1, [300, 200])).store(tmp_path / "store")
     job = yaml.safe_load(small_job(tmp_path).read_text())
     data = DataSpec(sources=(SourceSpec(path="/web"),))
     made = prepared.model_copy(update={"origin": data.origin_of(data.sources[0])})
     job["data"] = data.model_copy(update={"prepared": (made,)}).model_dump(mode="json")
+    write_folder(tmp_path / "model")
+    model = prepared_model(tmp_path / "model", tmp_path / "weights", sequence_length=16)
+    job["model"] = model.model_dump(mode="json")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     lines = run(tmp_path, [sys.executable], "alone")
     assert lines[-1]["summary"]["steps"] == 3
+    assert math.isfinite(lines[-1]["summary"]["loss"])
+
+
+def test_a_published_model_that_no_server_has_prepared_is_refused(tmp_path: Path) -> None:
+    job = yaml.safe_load(small_job(tmp_path).read_text())
+    job["model"], job["data"] = {"from": "/models/tiny"}, {"sources": [{"path": "/web"}]}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    with pytest.raises(UnfitWeights, match=r"^model\.from is not prepared: the server does so"):
+        main([str(tmp_path / "job.yaml"), "--cache-dir", str(tmp_path), "--steps", "3"])
 
 
 @pytest.mark.slow
@@ -127,6 +142,11 @@ def test_a_world_of_the_wrong_size_is_refused() -> None:
 def test_flops_and_peaks() -> None:
     spec = ModelSpec(dim=64, layers=2, heads=4, sequence_length=128)
     assert flops_per_token(100_000, spec) == 6 * (100_000 - 256 * 64) + 12 * 2 * 64 * 128
+    wide = ModelSpec(dim=64, layers=2, heads=4, head_size=32, vocabulary=500, sequence_length=128)
+    windowed = wide.model_copy(update={"sliding_window": 16, "window_from": 1})
+    assert flops_per_token(100_000, wide, 500) == 6 * (100_000 - 500 * 64) + 12 * 2 * 128 * 128
+    saved = flops_per_token(100_000, wide, 500) - flops_per_token(100_000, windowed, 500)
+    assert saved == 12 * 128 * (128 - 16)
     sizes = {"image_size": 32, "patch_size": 8, "classes": 160}
     images = ModelSpec.model_validate({"family": "vit", "dim": 64, "layers": 2, **sizes})
     block, patch = 12 * 64 * 64, 3 * 8 * 8  # multiplications for a patch

@@ -33,6 +33,7 @@ from holdfast_workers.node_cache.cached_file import cache_folder
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import StepRow
+from holdfast_workers.published.weight_set import MANIFEST
 from holdfast_workers.recipes import lookup
 from holdfast_workers.spec import (
     BYTE_VOCABULARY,
@@ -49,6 +50,7 @@ from holdfast_workers.training.guards import describe_trip
 from holdfast_workers.training.mfu import flops_per_token, peak_flops
 from holdfast_workers.training.recipe import Recipe, World
 from holdfast_workers.training.step_loop import Hooks, Steps
+from holdfast_workers.worker.first_weights import initialize_with_weights, published_weights_of
 
 _WARM_UP_STEPS = 5
 """Steps that the summary's medians leave out: they compile, allocate and fill caches."""
@@ -148,7 +150,7 @@ def _train(
     out = open(options.json, "w") if options.json and world.rank == 0 else None  # noqa: PTH123, SIM115
     try:
         hooks = _ReportingHooks(recipe, world, spec, options.every, out, read)
-        recipe.run(lambda: _steps_from_seed(recipe, world, spec, hooks))
+        recipe.run(lambda: _first_steps(recipe, world, spec, hooks))
         hooks.finish()
     finally:
         if out is not None:
@@ -156,8 +158,12 @@ def _train(
         process_groups.leave()
 
 
-def _steps_from_seed(recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks) -> Steps:
-    recipe.initialize()
+def _first_steps(recipe: Recipe, world: World, spec: TrainingSpec, hooks: Hooks) -> Steps:
+    published = published_weights_of(spec)
+    if published is None:
+        recipe.initialize()
+    else:
+        initialize_with_weights(recipe, lambda: open_storage(published.uri).read(MANIFEST))
     return Steps(recipe, world, spec, hooks, 0)
 
 
@@ -270,7 +276,7 @@ class _ReportingHooks(Hooks):
             figures["device_name"] = name
             figures["memory_bytes"] = torch.cuda.max_memory_allocated(self._world.device)
             if peak := peak_flops(name):
-                vocabulary = self._spec.data.vocabulary or BYTE_VOCABULARY
+                vocabulary = self._spec.vocabulary or BYTE_VOCABULARY
                 flops = flops_per_token(parameters, self._spec.model, vocabulary)
                 peak_of_world = peak * self._world.world_size
                 figures["mfu"] = round(flops * tokens_per_second / peak_of_world, 4)

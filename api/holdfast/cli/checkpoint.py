@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +14,7 @@ from holdfast.cli.common import OPTIONS, SERVER, JobWord, Options, ServerOptions
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.cli.printing.columns import Column
+from holdfast.client.model_folder import folder_at
 from holdfast.client.synchronous.jobs import Client
 from holdfast.errors import HoldfastError
 from holdfast_service.job_model.job_reference import parse_job_reference
@@ -130,47 +132,64 @@ def export(
     word: CheckpointWord,
     /,
     *,
-    out: Annotated[Path, Parameter(name=("--output", "-o"), help="The file to write.")],
+    out: Annotated[
+        Path, Parameter(name=("--output", "-o"), help="The file, or for hf the folder, to write.")
+    ],
     step: Step = None,
     format: Annotated[
         Literal["safetensors"], Parameter(help="Format of the file.")
     ] = "safetensors",
     names: Annotated[
-        Literal["own", "hf"], Parameter(help="hf: the names of Hugging Face's LlamaForCausalLM.")
+        Literal["own", "hf"],
+        Parameter(help="hf: a folder that Hugging Face's transformers loads, with its names."),
     ] = "own",
     json: Annotated[bool, Parameter(negative="", help="JSON on stdout.")] = False,
     server: ServerOptions = SERVER,
 ) -> ExitCode:
-    """Verify a checkpoint and write the whole model to one file.
+    """Verify a checkpoint and write the whole model to one file, or to a folder for Hugging Face.
 
     The server goes on without this command, and keeps its file for some hours: repeated, the
     command fetches that.
     """
     del format  # only one so far; scripts can already name it
+    is_folder = names == "hf"
+    if is_folder:
+        with _writing(out):  # what would fail in the end fails before the server begins
+            folder_at(out)
     with server.connect() as client:
         job_id, chosen = _find_checkpoint(client, word, step)
-        making = client.prepare_export(job_id, chosen, hugging_face=names == "hf")
+        making = client.prepare_export(job_id, chosen, hugging_face=is_folder)
         operation = _shown("verifying", making)
-        with _progress("exporting") as progress:
+        download = client.download_folder if is_folder else client.download
+        with _progress("exporting") as progress, _writing(out):
             bar = progress.add_task(f"step {chosen}")
-            try:
-                nbytes = client.download(
-                    operation.id,
-                    out,
-                    lambda done, of: progress.update(bar, completed=done, total=of),
-                )
-            except OSError as error:
-                raise CannotWrite(f"{out}: {error.strerror}") from error
+            nbytes = download(
+                operation.id,
+                out,
+                lambda done, of: progress.update(bar, completed=done, total=of),
+            )
+    note = operation.content.note if operation.content else None
     if json:
-        output.print_json({"step": chosen, "file": str(out), "nbytes": nbytes})
+        output.print_json({"step": chosen, "file": str(out), "nbytes": nbytes, "note": note})
     else:
         output.console().print(f"{out}: step {chosen}, {nbytes:,} bytes")
+    if note is not None:
+        output.progress(f"note: {note}")
     return ExitCode.OK
 
 
 group = App(name="checkpoint")
 for command in (ls, verify, pin, unpin, rm, export):
     group.command(command)
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Raises CannotWrite."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"{out}: {error.strerror}") from error
 
 
 def _parts(word: str, step: int | None) -> tuple[str, int | None]:

@@ -1,4 +1,4 @@
-"""The tasks that read users' files for token sets, and where they run.
+"""The tasks that read users' files for token sets, and where all tasks of preparations run.
 
 A task takes none of its node's resources from Ray, so that no job waits for it; it has the lowest
 priority there, and a node gets as many as it has CPUs, and memory for. Whatever a file does to its
@@ -22,7 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 from holdfast_service.cluster.node_tasks import NoNode, task_on
 from holdfast_service.cluster.runtime_env import with_code
 from holdfast_service.diagnosis.unfit_software import cannot_load
-from holdfast_service.job_model.data_preparation import SourceRequest
+from holdfast_service.job_model.preparation import SourceRequest
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import TransientStorageError
 from holdfast_workers.errors import WorkersError
@@ -40,6 +40,8 @@ LOWEST_PRIORITY = 19
 TASK_BYTES = 4_000_000_000
 """Memory of a node for each of its tasks: one took up to 3.5 GB, with the longest document."""
 _SCRATCH = "preparation"
+_MOST_WORDS = 2_000
+"""Characters of the reason of a refusal."""
 
 _log = structlog.get_logger()
 
@@ -149,7 +151,7 @@ def _plan(
         refuse_shared_files(files, request.source, others)
         return plan_parts(request.source, files, tokenizer.facts, request.data), tokenizer
 
-    return _carried_out(plan)
+    return carried_out(plan)
 
 
 def _make_part(
@@ -163,10 +165,11 @@ def _make_part(
         storage = open_storage(uri, store)
         return make_part(plan, part, tokenizer, storage, source, scratch, _no_progress)
 
-    return _carried_out(make)
+    return carried_out(make)
 
 
-def _carried_out(work: Callable[[], Any]) -> TaskEnd:
+def carried_out(work: Callable[[], Any]) -> TaskEnd:
+    """The end of a task with the result of `work`, which is done in this process."""
     os.nice(LOWEST_PRIORITY)
     host = ray.util.get_node_ip_address()
     try:
@@ -176,13 +179,17 @@ def _carried_out(work: Callable[[], Any]) -> TaskEnd:
     except TransientStorageError as error:
         return TaskEnd(later=f"on the node {host}: {error}")
     except WorkersError as error:
-        return TaskEnd(refused=str(error))
+        return TaskEnd(refused=_bounded(str(error)))
     except OSError as error:
         what = error.filename or "a file"
         return TaskEnd(later=f"on the node {host}: {what}: {error.strerror or error}")
     except BaseException as error:  # also a panic of a library that is not written in Python
         _log.exception("a preparation failed")
         return TaskEnd(refused=_unexpected(error))
+
+
+def _bounded(reason: str) -> str:
+    return reason if len(reason) <= _MOST_WORDS else f"{reason[: _MOST_WORDS - 3]}..."
 
 
 def _unexpected(error: BaseException | None) -> str:

@@ -41,6 +41,7 @@ from holdfast_service.cluster.job_remains import (
     kill_actors,
 )
 from holdfast_service.cluster.node_inspection import inspect_nodes
+from holdfast_service.cluster.preparation_work import Progress
 from holdfast_service.cluster.ray_state import draining_nodes
 from holdfast_service.cluster.refused_seat import requirement_of
 from holdfast_service.cluster.runtime_env import OwnCode, publish
@@ -54,9 +55,14 @@ from holdfast_service.cluster.token_preparer import Credentials, TokenPreparer
 from holdfast_service.daemon_threads import DaemonThreads
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.diagnosis.unfit_software import cannot_load, import_fault
-from holdfast_service.job_model.data_preparation import SourceProgress, SourceRequest
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.node_labels import ACCELERATOR_PREFIX
+from holdfast_service.job_model.preparation import (
+    SourceProgress,
+    SourceRequest,
+    WeightsProgress,
+    WeightsRequest,
+)
 from holdfast_service.job_model.supervisor_protocol import (
     AvoidOrder,
     Capacity,
@@ -236,13 +242,26 @@ class RayCluster:
             return [preparer.ask.remote(*self._question(request)) for request in requests]
 
         asked = await self._call(ask)
-        answers = (self._progress_of(*each) for each in zip(requests, asked, strict=True))
+        answers = (
+            self._progress_of(request.source.path, answer, SourceProgress)
+            for request, answer in zip(requests, asked, strict=True)
+        )
         return tuple(await asyncio.gather(*answers))
 
-    async def _progress_of(self, request: SourceRequest, asked: Any) -> SourceProgress:
+    async def prepare_weights(self, request: WeightsRequest) -> WeightsProgress:
+        def ask() -> Any:
+            node_tasks.nodes_by_cpus()
+            place = "checkpoint.remote.secret"
+            credentials = self._credentials_for(request.root, request.remote, place)
+            return self._token_preparer().ask_weights.remote(codec.encode(request), credentials)
+
+        asked = await self._call(ask)
+        return await self._progress_of(request.folder, asked, WeightsProgress)
+
+    async def _progress_of(self, path: str, asked: Any, kind: type[Progress]) -> Progress:
         """The answer to a question; without one, why there is none yet."""
         try:
-            return codec.decode(await self._answer(asked, POLL_S), SourceProgress)
+            return codec.decode(await self._answer(asked, POLL_S), kind)
         except TimeoutError:
             why = "the process that prepares sources does not answer yet"
         except RayError as error:
@@ -250,7 +269,7 @@ class RayCluster:
             why = f"the process that prepares sources has ended, and is started again ({said})"
         except ConnectionError as error:
             raise ClusterUnavailable(str(error)) from error
-        return SourceProgress(request.source.path, waits=why)
+        return kind(path, waits=why)
 
     async def read_samples(self, spec: JobSpec, count: int) -> SamplesAnswer:
         def begin() -> Any:

@@ -1,5 +1,5 @@
 """Makes token sets on the cluster: one actor of an installation, which plans each source and has
-Ray run its parts.
+Ray run its parts. It has the weights of published models read in the same way.
 
 Jobs with the same source share its preparation. All state is in the storage: if the actor, a task
 or a node dies, the next one continues with the parts that are there. The actor opens no file of a
@@ -10,36 +10,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
-import structlog
 
-from holdfast_service.cluster.node_tasks import NoNode
-from holdfast_service.cluster.preparation_tasks import (
-    TaskEnd,
-    TaskSlots,
-    begin_part,
-    begin_plan,
-    end_of,
-)
-from holdfast_service.job_model.data_preparation import (
+from holdfast_service.cluster.preparation_tasks import TaskEnd, TaskSlots, begin_part, begin_plan
+from holdfast_service.cluster.preparation_work import LOOK_S, PreparationWork
+from holdfast_service.cluster.weights_work import WeightsWork
+from holdfast_service.job_model.preparation import (
     PreparePhase,
     SourceProgress,
     SourceRequest,
+    WeightsRequest,
 )
 from holdfast_service.remote_tier.location import storage_options
-from holdfast_service.wording import duration, plural
 from holdfast_workers import log_setup
 from holdfast_workers.checkpoint.open_storage import open_storage
-from holdfast_workers.checkpoint.storage import Storage, TransientStorageError, joined
+from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.data.token_set import TokenSet
-from holdfast_workers.errors import WorkersError
 from holdfast_workers.protocol import codec
+from holdfast_workers.published.kept_tokenizer import keep_tokenizer
 from holdfast_workers.spec import PreparedSpec
 from holdfast_workers.token_sets.part_results import PartResult
 from holdfast_workers.token_sets.plan import Part, PreparePlan
@@ -47,26 +40,15 @@ from holdfast_workers.token_sets.prepare import check_share, finish, finished_pa
 from holdfast_workers.token_sets.tokenizer_file import TokenizerFile
 
 AT_ONCE = 8
-"""Sources that are worked on; others wait for them. One whose storage fails lets others go on."""
+"""Preparations that are worked on; others wait for them. One whose storage fails lets others go
+on."""
 ABANDONED_S = 120.0
-"""Time without a question after which a source is given up, and the actor ends without work."""
-FRESH_S = 10.0
-"""An outcome for which nobody has asked for longer is found anew: files may have changed."""
-LOOK_S = 1.0
-RETRY_S = 5.0
-"""Pause before another try after the storage failed for a while."""
-MOST_DEATHS = 5
-"""Processes that one part, or the plan, may take with it."""
-SILENT_S = 60.0
-"""Time without news after which the progress says so."""
-QUEUED = "it waits for other preparations"
-BUSY = "all nodes make parts of other sources"
+"""Time without a question after which one is given up, and the actor ends without work."""
 MOST_NAMED = 20
-
-_log = structlog.get_logger()
 
 Credentials = tuple[dict[str, str] | None, ...]
 """Of the storage of token sets, of the source, and of each of `SourceRequest.apart_from`."""
+Work = TypeVar("Work", bound=PreparationWork[Any])
 
 
 class TokenPreparer:
@@ -75,24 +57,40 @@ class TokenPreparer:
     def __init__(self) -> None:
         log_setup.configure(timestamps=True)
         self._slots = TaskSlots()
-        self._threads = ThreadPoolExecutor(AT_ONCE, "source")
+        self._threads = ThreadPoolExecutor(AT_ONCE, "preparation")
         self._lock = threading.Lock()
-        self._works: dict[str, _SourceWork] = {}
+        self._works: dict[str, PreparationWork[Any]] = {}
         self._asked_at = time.monotonic()
         threading.Thread(target=self._give_up_unasked, name="end", daemon=True).start()
 
     def ask(self, document: bytes, credentials: Credentials) -> bytes:
         """Begin to prepare the source of a `SourceRequest`, or go on: its `SourceProgress`."""
         request = codec.decode(document, SourceRequest)
-        with self._lock:
-            self._asked_at = time.monotonic()
-            work = self._works.get(request.name)
-            if work is None or work.is_stale:
-                work = self._works[request.name] = _SourceWork(request, credentials, self._slots)
-                self._threads.submit(self._carry_on, work)
+        work = self._begun(
+            request.name, SourceWork, lambda: SourceWork(request, credentials, self._slots)
+        )
         return codec.encode(work.progress(request.sequence_length))
 
-    def _carry_on(self, work: _SourceWork) -> None:
+    def ask_weights(self, document: bytes, credentials: dict[str, str] | None) -> bytes:
+        """Begin to read the folder of a `WeightsRequest`, or go on: its `WeightsProgress`.
+        `credentials`: of the storage of weights."""
+        request = codec.decode(document, WeightsRequest)
+        work = self._begun(
+            request.name, WeightsWork, lambda: WeightsWork(request, credentials, self._slots)
+        )
+        return codec.encode(work.progress())
+
+    def _begun(self, name: str, kind: type[Work], new: Callable[[], Work]) -> Work:
+        """The work of this name, which is carried on."""
+        with self._lock:
+            self._asked_at = time.monotonic()
+            work = self._works.get(name)
+            if not isinstance(work, kind) or work.is_stale:
+                work = self._works[name] = new()
+                self._threads.submit(self._carry_on, work)
+        return work
+
+    def _carry_on(self, work: PreparationWork[Any]) -> None:
         if not work.run():
             self._threads.submit(self._carry_on, work)
 
@@ -110,18 +108,13 @@ class TokenPreparer:
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
-class _NobodyAsks(Exception):
-    """Nobody asks for the source any more."""
+class SourceWork(PreparationWork[SourceProgress]):
+    """The preparation of one source."""
 
-
-class _Refused(WorkersError):
-    """The source cannot be prepared as it is."""
-
-
-class _SourceWork:
-    """The preparation of one source, in one thread; others read its progress."""
+    remedy = "give the nodes more memory, or repair, divide or leave out the file at fault"
 
     def __init__(self, request: SourceRequest, credentials: Credentials, slots: TaskSlots) -> None:
+        super().__init__(SourceProgress(request.source.path), slots)
         self._request = request
         of_store, *of_sources = credentials
         self._store = storage_options(request.remote, of_store)
@@ -131,50 +124,18 @@ class _SourceWork:
                 (request.source, *request.apart_from), of_sources, strict=True
             )
         )
-        self._slots = slots
-        self._progress = SourceProgress(request.source.path, waits=QUEUED)
-        self._news_at = self.asked_at = time.monotonic()
         self._began, self._had_bytes = time.monotonic(), 0
-        self._deaths: Counter[int | None] = Counter()
-        """Of processes that made each part, or the plan (None)."""
         self._made: TokenSet | None = None
-        self.abandoned = False
-
-    @property
-    def is_stale(self) -> bool:
-        return self._progress.is_over and time.monotonic() - self.asked_at > FRESH_S
 
     def progress(self, sequence_length: int | None) -> SourceProgress:
         """`sequence_length`: for which the samples of the token set are counted."""
-        now = self.asked_at = time.monotonic()
-        found, silent_s = self._progress, now - self._news_at
+        is_listed = self._progress.phase is PreparePhase.LISTING
+        found = self._with_silence("listed" if is_listed else "read")
         if found.prepared and self._made and sequence_length:
             samples = self._made.samples(sequence_length)
             counted = {"sequence_length": sequence_length, "samples": samples}
             return replace(found, prepared=found.prepared.model_copy(update=counted))
-        if found.is_over or found.waits or silent_s < SILENT_S:
-            return found
-        doing = "listed" if found.phase is PreparePhase.LISTING else "read"
-        why = f"its files are being {doing}, and nothing has ended for {duration(silent_s)}"
-        return replace(found, waits=why)
-
-    def run(self) -> bool:
-        """Prepare it. False: it must be run again, as a storage failed for a while, or no node is
-        there."""
-        try:
-            self._prepare()
-        except _NobodyAsks:
-            pass
-        except (TransientStorageError, NoNode) as error:
-            self._note(waits=str(error))
-            time.sleep(RETRY_S)
-            return False
-        except WorkersError as error:
-            self._refuse(str(error))
-        except BaseException as error:
-            _log.exception("a preparation failed")
-            self._refuse(f"an unexpected error ({type(error).__name__}): see the log of Ray")
-        return True
+        return found
 
     def _refuse(self, why: str) -> None:
         self._note(phase=PreparePhase.REFUSED, error=why, waits="")
@@ -187,107 +148,38 @@ class _SourceWork:
         made = ready_set(storage)
         if made is None:
             made = finish(plan, self._make_parts(plan, shared, storage, uri), storage)
+        tokenizer_files = keep_tokenizer(storage, tokenizer.files)
         check_share(made, self._request.data.bad_records)
-        self._finish(made, uri, tokenizer)
+        self._finish(made, uri, tokenizer, tokenizer_files)
 
     def _plan(self) -> tuple[Any, tuple[PreparePlan, TokenizerFile]]:
         """A reference to the end of the task that planned it, and its result. The reference is of
         this process: the node of the task may be lost."""
-        while True:
-            node = self._take_node()
-            self._note_turn(is_busy=node is None)
-            if node is None:
-                time.sleep(LOOK_S)
-                continue
-            task, end = None, TaskEnd()
-            try:
-                task = begin_plan(node, self._request, self._source, self._apart_from)
-                self._wait([task])
-                end = end_of(task)
-            finally:
-                if task is not None:
-                    ray.cancel(task, force=True)  # a file system that hangs holds no process
-                self._slots.give_back(node, end.unfit)
-            if (result := self._result(end, None)) is not None:
-                return ray.put(end), result
-            time.sleep(RETRY_S)
 
-    def _take_node(self) -> str | None:
-        """A node for a task. Raises NoNode, _NobodyAsks."""
-        if self.abandoned:
-            raise _NobodyAsks
-        return self._slots.take()
+        def begin(node: str) -> Any:
+            return begin_plan(node, self._request, self._source, self._apart_from)
 
-    def _wait(self, tasks: list[Any]) -> list[Any]:
-        """The first of the tasks that end. Raises _NobodyAsks."""
-        while True:
-            ended, _ = ray.wait(tasks, timeout=LOOK_S)
-            if ended:
-                return list(ended)
-            if self.abandoned:
-                raise _NobodyAsks
-
-    def _result(self, end: TaskEnd, part: Part | None) -> Any:
-        """The result of a task that made a part, or the plan; None: it is tried again. Raises
-        _Refused."""
-        if end.refused:
-            raise _Refused(end.refused)
-        if end.died:
-            which = None if part is None else part.index
-            self._deaths[which] += 1
-            what = "the list of its files" if part is None else f"part {which}, {_files_of(part)},"
-            times = plural(self._deaths[which], "time")
-            why = f"the process that made {what} ended {times} ({end.died})"
-            if self._deaths[which] >= MOST_DEATHS:
-                raise _Refused(
-                    f"{why}: give the nodes more memory, or repair, divide or leave out the file "
-                    "at fault"
-                )
-            self._note(waits=why)
-        elif end.result is None:
-            self._note(waits=end.later or end.unfit)
-        return end.result
+        planned = self._carry_out_one(begin, "made the list of its files")
+        return ray.put(TaskEnd(planned)), planned
 
     def _make_parts(
         self, plan: PreparePlan, shared: Any, storage: Storage, uri: str
     ) -> dict[int, PartResult]:
         made = finished_parts(plan, storage)
         self._began, self._had_bytes = time.monotonic(), _bytes_of(made)
-        waiting = deque(part for part in plan.parts if part.index not in made)
-        flying: dict[Any, tuple[str, Part]] = {}
-        pause_until = 0.0
         self._count(made)
-        try:
-            while waiting or flying:
-                while waiting and time.monotonic() >= pause_until:
-                    node = self._take_node()
-                    if node is None:
-                        break
-                    part = waiting.popleft()
-                    try:
-                        task = begin_part(node, shared, part, uri, self._store, self._source)
-                    except BaseException:
-                        self._slots.give_back(node)
-                        raise
-                    flying[task] = node, part
-                self._note_turn(is_busy=not flying and time.monotonic() >= pause_until)
-                if not flying:
-                    time.sleep(LOOK_S)
-                for task in self._wait(list(flying)) if flying else ():
-                    end = end_of(task)
-                    node, part = flying.pop(task)
-                    self._slots.give_back(node, end.unfit)
-                    result = self._result(end, part)
-                    if isinstance(result, PartResult):
-                        made[part.index] = result
-                        self._count(made)
-                    else:
-                        waiting.append(part)
-                        pause_until = time.monotonic() + RETRY_S
-        finally:
-            for task, (node, _) in flying.items():
-                ray.cancel(task, force=True)
-                self._slots.give_back(node)
+
+        def begin(node: str, part: Part) -> Any:
+            return begin_part(node, shared, part, uri, self._store, self._source)
+
+        def ended(part: Part, result: PartResult) -> None:
+            made[part.index] = result
+            self._count(made)
+
+        missing = [part for part in plan.parts if part.index not in made]
+        self._carry_out(
+            missing, begin, ended, lambda part: f"made part {part.index}, {_files_of(part)},"
+        )
         return made
 
     # --- what is said of it -------------------------------------------------------------------
@@ -308,7 +200,9 @@ class _SourceWork:
             bad_count=sum(part.bad_count for part in made.values()),
         )
 
-    def _finish(self, made: TokenSet, uri: str, tokenizer: TokenizerFile) -> None:
+    def _finish(
+        self, made: TokenSet, uri: str, tokenizer: TokenizerFile, tokenizer_files: str | None
+    ) -> None:
         self._made = made
         held_out = sum(shard.tokens for shard in made.held_out)
         self._note(
@@ -329,22 +223,11 @@ class _SourceWork:
                 tokens=made.tokens,
                 held_out=held_out,
                 tokenizer=made.tokenizer.digest,
+                tokenizer_files=tokenizer_files,
                 document_end=made.tokenizer.document_end,
             ),
             special_tokens=tokenizer.special_tokens,
         )
-
-    def _note_turn(self, *, is_busy: bool) -> None:
-        """Whether it waits for nodes that others use. Another reason to wait is kept until it is
-        over."""
-        if is_busy:
-            self._note(waits=BUSY)
-        elif self._progress.waits in (QUEUED, BUSY):
-            self._note(waits="")
-
-    def _note(self, **changes: Any) -> None:
-        self._news_at = time.monotonic()
-        self._progress = replace(self._progress, **changes)
 
 
 def _bytes_of(made: Mapping[int, PartResult]) -> int:

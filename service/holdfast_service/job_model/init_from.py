@@ -17,7 +17,7 @@ from holdfast_service.job_model.job_reference import JobReference, parse_job_ref
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.model_memory import shapes_of
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart
-from holdfast_workers.spec import DataSpec, TrainingSpec, amount_text
+from holdfast_workers.spec import OF_PUBLISHED, DataSpec, TrainingSpec, amount_text
 
 _MAX_LISTED = 3
 
@@ -72,18 +72,33 @@ def part_to_load(spec: JobSpec, saved: SavedCheckpoint) -> InitPart:
     before = saved.readable_spec
     if before is None:
         return InitPart.MODEL
-    same = _trained(before) == _trained(spec)
-    return InitPart.EVERYTHING if same else InitPart.MODEL
+    return InitPart.EVERYTHING if _is_same_training(before, spec) else InitPart.MODEL
 
 
-def _trained(spec: TrainingSpec) -> tuple[object, ...]:
-    """The parts of a spec that determine how the steps of a run are computed."""
-    return spec.recipe, spec.function_name, spec.model
+def _is_same_training(before: TrainingSpec, spec: TrainingSpec) -> bool:
+    """Whether the steps of both are computed in the same way. A published model that is not read
+    yet is taken to be the one that its folder had; `mismatches` looks again once it is."""
+    if (before.recipe, before.function_name) != (spec.recipe, spec.function_name):
+        return False
+    theirs, ours = before.model, spec.model
+    if not ours.has_sizes and theirs.source != ours.source:
+        return False
+    # The first weights are the checkpoint's.
+    ignored = {"source", "published", *(() if ours.has_sizes else OF_PUBLISHED)}
+    return theirs.model_dump(exclude=ignored) == ours.model_dump(exclude=ignored)
 
 
 def mismatches(spec: JobSpec, saved: SavedCheckpoint, part: InitPart) -> list[str]:
     """The reasons why the job cannot start from that part of the checkpoint; empty if it can."""
     found = _shape_mismatches(spec, saved)
+    before, model = saved.readable_spec, spec.model
+    asks = spec.init_from is not None and spec.init_from.what is None and not model.has_sizes
+    if asks and before is not None and before.model.source != model.source:
+        theirs = before.model.source or "no folder"
+        found.append(
+            f"model.from is {theirs} in the checkpoint, {model.source} in this spec, and whether "
+            "they are the same model is not known yet: set `what: everything` or `what: model`"
+        )
     if part is InitPart.EVERYTHING:
         found += _run_mismatches(spec, saved)
     return found
@@ -92,12 +107,15 @@ def mismatches(spec: JobSpec, saved: SavedCheckpoint, part: InitPart) -> list[st
 def _shape_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     if spec.recipe != "pretrain" or spec.has_own_model:
         return []  # the parameters are known only to the user's recipe
-    ours, theirs = spec.data.vocabulary, _vocabulary(spec, saved)
+    if not spec.model.has_sizes:
+        return []  # looked at again once they are known
+    ours, theirs = spec.vocabulary, _vocabulary(spec, saved)
     found = []
     if ours is not None and theirs not in (None, ours):
+        whose = "tokenizer" if spec.model.vocabulary is None else "model"
         found = [
             f"the vocabulary has {theirs} tokens in the checkpoint, {ours} in this spec: use the "
-            "tokenizer of the checkpoint"
+            f"{whose} of the checkpoint"
         ]
     wanted = shapes_of(spec, theirs)
     found += [
@@ -150,6 +168,11 @@ def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
         "train.seed": (before.train.seed, spec.train.seed),
         "train.schedule": (before.train.schedule, spec.train.schedule),
     }
+    if before.model.published is not None and spec.model.published is not None:
+        models = before.model, spec.model
+        for name in OF_PUBLISHED:
+            theirs, ours = (getattr(model, name) for model in models)
+            pairs[f"model.{name}"] = theirs, ours
     found += [
         f"{name} is {_shown(theirs)} in the checkpoint, {_shown(ours)} in this spec: make it the "
         "same, or set `what: model`"

@@ -44,7 +44,10 @@ from holdfast_workers.ipc import environment
 from holdfast_workers.protocol.messages import InitPart
 from holdfast_workers.spec import (
     BUILT_IN_RECIPES,
+    BYTES,
+    OF_PUBLISHED,
     DataSpec,
+    ModelSpec,
     NonNegative,
     Section,
     SpecFault,
@@ -256,7 +259,9 @@ def read(document: Mapping[str, Any]) -> SpecReading[JobSpec]:
     reading = validate_document(JobSpec, auto.document, stand_ins=_STAND_INS)
     if reading.spec is None:
         return reading
-    spec = reading.spec.model_copy(update={"train": with_steps(reading.spec)})
+    spec = reading.spec.model_copy(
+        update={"train": with_steps(reading.spec), "data": _with_tokenizer(reading.spec)}
+    )
     reading = replace(reading, spec=spec)
     resolved = resolve(auto, spec.parallel, spec.resources.nodes, spec.mesh_limits)
     if resolved.fault is None:
@@ -309,6 +314,16 @@ def check(
     return spec
 
 
+def _with_tokenizer(spec: JobSpec) -> DataSpec:
+    """The section `data`, with the tokenizer of the published model unless another one is named:
+    `bytes`, the default, is none of a published model."""
+    data, folder = spec.data, spec.model.source
+    if folder is None or not folder.startswith("/") or not data.sources:
+        return data
+    is_named = data.tokenizer != BYTES
+    return data if is_named else data.model_copy(update={"tokenizer": folder})
+
+
 def with_data(spec: JobSpec, data: DataSpec) -> JobSpec:
     """The spec with the token sets of its sources, and with the steps that its epochs come to."""
     own = {"steps": None} if spec.train.epochs is not None else {}
@@ -318,8 +333,9 @@ def with_data(spec: JobSpec, data: DataSpec) -> JobSpec:
 
 
 def prepared_faults(spec: JobSpec) -> list[SpecFault]:
-    """The faults of an accepted spec whose `data.prepared` has become known since: of its length,
-    its mesh, and the memory of its ranks. Those of `init_from`: `InitSources.check_again`."""
+    """The faults of an accepted spec whose `data.prepared`, or sizes of a published model, have
+    become known since: of its length, its mesh, and the memory of its ranks. Those of `init_from`:
+    `InitSources.check_again`."""
     return [
         *training_spec.find_faults(spec),
         *_range_faults(spec),
@@ -376,12 +392,14 @@ def _env_faults(spec: JobSpec) -> list[SpecFault]:
 def _size_faults(spec: JobSpec) -> list[SpecFault]:
     """A resolved spec must be accepted again, as JSON and as YAML; also with what the server adds
     once its sources are prepared, so that this does not count."""
-    data, train = spec.data, spec.train
+    data, train, model = spec.data, spec.train, spec.model
     validation = data.validation and data.validation.model_copy(update={"prepared": None})
     data = data.model_copy(update={"prepared": (), "special_tokens": {}, "validation": validation})
     if amount_text(train):
         train = train.model_copy(update={"steps": None})
-    own = spec.model_copy(update={"data": data, "train": train})
+    if model.published is not None:
+        model = ModelSpec.model_validate(model.model_dump(exclude={"published", *OF_PUBLISHED}))
+    own = spec.model_copy(update={"data": data, "train": train, "model": model})
     nbytes = len(own.model_dump_json())
     fault = size_fault(own.model_dump(mode="json"))
     if nbytes > MAX_SPEC_BYTES:

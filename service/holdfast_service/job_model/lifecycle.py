@@ -29,7 +29,7 @@ SUPERVISOR_START = "its supervisor to start"
 
 
 DATA_WAIT = "data"
-"""The resource that a job waits for while its sources are prepared, or ranks have no samples."""
+"""The resource that a job waits for while what it reads is prepared, or ranks have no samples."""
 
 
 class State(StrEnum):

@@ -30,18 +30,24 @@ which imports torch."""
 
 @dataclass(frozen=True)
 class _Kept:
-    """Elements that a block keeps for the backward pass, per token: whole ones and divided ones, in
-    units of `dim`, and divided ones of the feed-forward's width."""
+    """Elements that a block keeps for the backward pass, per token: whole ones, in units of `dim`,
+    and divided ones, in units of the width of all heads and of the feed-forward's width. Keys and
+    values are repeated to as many heads as there are queries."""
 
     whole: int
     of_attention: int
     of_feed_forward: int
+    of_head_norms: int = 0
+    """With norms of queries and keys; in units of the width of both."""
 
     def counted(self, model: ModelSpec) -> tuple[int, int]:
         """The numbers of elements that are whole and that are divided."""
         is_vit = model.family == "vit"
         hidden = hidden_size(model) if is_vit else model.ffn_dim or default_ffn_dim(model.dim)
-        divided = self.of_attention * model.dim + self.of_feed_forward * hidden
+        divided = self.of_attention * _width(model) + self.of_feed_forward * hidden
+        if model.qk_norm:
+            heads = model.heads + (model.kv_heads or model.heads)
+            divided += self.of_head_norms * heads * model.width
         return self.whole * model.dim, divided
 
 
@@ -49,7 +55,7 @@ _KEPT: dict[Family, dict[ActivationCheckpointing, _Kept]] = {
     "llama": {
         # Inputs and outputs of two norms; queries, keys, values and the output of attention, with
         # its copy by tokens; gate, its activation, up, product.
-        "none": _Kept(4, 5, 4),
+        "none": _Kept(4, 5, 4, 1),
         # The block's input, and the results of matrix products and of attention.
         "selective": _Kept(3, 4, 2),
         "full": _Kept(1, 0, 0),
@@ -92,14 +98,15 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
     block = sum(
         elements[name] for name, shape in shapes.items() if "blocks." in name and len(shape) > 1
     )
-    norms = sum(elements[name] for name in shapes if "blocks." in name) - block
+    # Norms and biases; that an axis divides the latter is left out, they are few.
+    vectors = sum(elements[name] for name in shapes if "blocks." in name) - block
     top = sum(count for name, count in elements.items() if "blocks." not in name)
     vocabulary = top - elements["norm.weight"] if training.parallel.vocabulary_parallel else 0
-    whole = top - vocabulary + norms * model.layers
+    whole = top - vocabulary + vectors * model.layers
     tokens = training.train.micro_batch * model.positions
     whole_activations, divided_activations = _activations_per_token(
         model,
-        training.data.vocabulary or BYTE_VOCABULARY,
+        training.vocabulary or BYTE_VOCABULARY,
         divides_vocabulary=vocabulary > 0,
         divides_sequence=training.parallel.sequence_parallel,
     )
@@ -108,7 +115,7 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
         blocks=model.layers,
         whole=whole,
         divided_activations=divided_activations * tokens,
-        whole_activations=whole_activations * tokens,
+        whole_activations=whole_activations * tokens + _mask(model),
         compute_bytes=2 if model.dtype == "bfloat16" else 4,
         gathers_blocks=4 * (block * model.layers + vocabulary + whole) > SMALL_MODEL_BYTES,
         vocabulary=vocabulary,
@@ -124,7 +131,7 @@ def shapes_of(training: TrainingSpec, vocabulary: int | None = None) -> dict[str
     model = training.model
     if model.family == "vit":
         return vit_shapes(model)
-    return parameter_shapes(model, vocabulary or training.data.vocabulary or BYTE_VOCABULARY)
+    return parameter_shapes(model, vocabulary or training.vocabulary or BYTE_VOCABULARY)
 
 
 def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]:
@@ -136,11 +143,22 @@ def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]
 
 
 def _lacks_sizes(model: ModelSpec) -> bool:
-    """Whether the spec is refused for what it says of images."""
+    """Whether the sizes are not known yet, or the spec is refused for what it says of images."""
     if model.family == "llama":
-        return False
+        return not model.has_sizes
     sizes = (model.image_size, model.patch_size, model.classes)
     return None in sizes or not model.positions
+
+
+def _width(model: ModelSpec) -> int:
+    """Width of all heads of queries."""
+    return model.heads * model.width
+
+
+def _mask(model: ModelSpec) -> int:
+    """Elements of the mask of attention that all blocks with a window share."""
+    has_window = any(model.window_of(block) is not None for block in range(model.layers))
+    return model.sequence_length**2 if has_window else 0
 
 
 def _gathered_per_token(training: TrainingSpec) -> int:
@@ -148,7 +166,7 @@ def _gathered_per_token(training: TrainingSpec) -> int:
     if training.parallel.context_method != "all_gather":
         return 0
     plain, _ = _blocks(training.model)
-    return _KEYS_AND_VALUES * training.model.dim * plain
+    return _KEYS_AND_VALUES * _width(training.model) * plain
 
 
 def _blocks(model: ModelSpec) -> tuple[int, int]:

@@ -26,7 +26,7 @@ ACTIVE = frozenset({OperationState.PENDING, OperationState.RUNNING})
 
 
 class ParameterNames(StrEnum):
-    """The names of the parameters in an exported file."""
+    """The names of the parameters in an exported file, and with them its form."""
 
-    OWN = "own"
-    HUGGING_FACE = "hf"
+    OWN = "own"  # one file of safetensors
+    HUGGING_FACE = "hf"  # a tar file of a folder that `transformers` loads

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast_service.job_model.program_levels import Brings, brings
 from holdfast_workers.program_metrics.metric_lines import pattern_fault
-from holdfast_workers.spec import OF_SOURCES, ProgramSpec, SpecFault, TrainingSpec
+from holdfast_workers.spec import OF_PUBLISHED, OF_SOURCES, ProgramSpec, SpecFault, TrainingSpec
 
 BROUGHT = ("function", "script", "command", "ray_train")
 """The keys of which a spec has at most one; without any it has a recipe."""
@@ -143,6 +143,12 @@ def program_faults(spec: TrainingSpec, code: str | None) -> list[SpecFault]:
         message = f"{spec.ray_train!r} is not a function reference: write package.module:name"
         found.append(_fault("ray_train", message))
     found += _ray_run_faults(spec)
+    if spec.function_name is not None and spec.model.source is not None:
+        message = (
+            "a function has its own model, and no published weights are read for it: remove it, "
+            "and name the folder in `config`"
+        )
+        found.append(_fault("model.from", message, *BROUGHT))
     return [*found, *_unused_faults(spec)]
 
 
@@ -157,12 +163,20 @@ def _unused_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
 
 def used_fields(spec: TrainingSpec) -> dict[str, Any]:
     """The spec as plain values, without the fields that mean nothing for the code of the job."""
-    document = spec.model_dump(mode="json")
+    document = known_fields(spec)
     absent = [name for name in BROUGHT if document[name] is None]
     absent += ["recipe"] if len(absent) < len(BROUGHT) else []
     for path in (*absent, *(path for path, _ in _unused_paths(spec))):
         *sections, name = path.split(".")
         reduce(dict.__getitem__, sections, document).pop(name, None)
+    return document
+
+
+def known_fields(spec: TrainingSpec) -> dict[str, Any]:
+    """The spec as plain values, without the sizes of a published model that is not read yet."""
+    document = spec.model_dump(mode="json")
+    for name in () if spec.model.has_sizes else OF_PUBLISHED:
+        del document["model"][name]
     return document
 
 

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from holdfast_service.job_model.storable_text import UNSTORABLE, is_storable
@@ -180,7 +181,7 @@ def _unknown_key(model: type[BaseModel], path: Path) -> str:
     section: type[BaseModel] | None = model
     for key in path[:-1]:
         section = _section(section, str(key)) if section else None
-    keys = list(section.model_fields) if section else []
+    keys = list(_fields(section)) if section else []
     near = difflib.get_close_matches(unknown, keys, n=1, cutoff=0.6)
     if near:
         return f"unknown key; did you mean {near[0]!r}?"
@@ -194,9 +195,14 @@ def _unknown_key(model: type[BaseModel], path: Path) -> str:
     return f"unknown key; the nearest known one is {nearest[0]!r}" if nearest else "unknown key"
 
 
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """By the keys that a document has for them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
     """The section at `key`, also if it is optional (`Section | None`)."""
-    field = model.model_fields.get(key)
+    field = _fields(model).get(key)
     kinds: list[Any] = [field.annotation] if field else []
     for kind in kinds:  # the list grows in the loop by the parts of unions and annotated types
         kinds.extend(get_args(kind))
@@ -205,7 +211,7 @@ def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key in model.model_fields:
+    for key in _fields(model):
         yield key, prefix + key
         inner = _section(model, key)
         if inner:

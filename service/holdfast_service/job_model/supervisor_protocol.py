@@ -13,10 +13,15 @@ from typing import Any, Protocol
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
 from holdfast_service.job_model.capacity import Capacity, NodeCapacity
-from holdfast_service.job_model.data_preparation import SourceProgress, SourceRequest
 from holdfast_service.job_model.events.kinds import EventKind
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Phase, StopKind, StopOrder
+from holdfast_service.job_model.preparation import (
+    SourceProgress,
+    SourceRequest,
+    WeightsProgress,
+    WeightsRequest,
+)
 from holdfast_service.placement.restore_points import InitialCheckpoint
 from holdfast_service.policy.quarantine import Avoided
 from holdfast_workers.protocol.messages import Beat, LogLine, StepRow, SupervisorEvent
@@ -286,6 +291,11 @@ class Cluster(Protocol):
 
     async def prepare_tokens(self, requests: Sequence[SourceRequest]) -> tuple[SourceProgress, ...]:
         """Begin to prepare the sources, or go on; how far each is. Raises ClusterUnavailable."""
+        ...
+
+    async def prepare_weights(self, request: WeightsRequest) -> WeightsProgress:
+        """Begin to read the folder of a published model, or go on; how far it is. Raises
+        ClusterUnavailable."""
         ...
 
     async def read_samples(self, spec: JobSpec, count: int) -> SamplesAnswer:

@@ -15,21 +15,27 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from holdfast_service.errors import ContentGone, StorageUnavailable
 from holdfast_service.views.operations import ContentView
 from holdfast_workers.checkpoint import export
+from holdfast_workers.checkpoint.manifest import Manifest
 from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.private_files import sync_folder
+from holdfast_workers.published.export_folder import plan_folder
+from holdfast_workers.published.folder_parts import OpenStorage, read_parts
 
 SHARE = 2
 """One of so many bytes of the disk is for exports."""
+_BESIDE = re.compile(r"/(tokens|weights)/[0-9a-f]{32}")
 _SUFFIX = ".safetensors"
+"""Of every file here, whatever it has inside."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,14 @@ class Content:
 
     file: IO[bytes]
     view: ContentView
+
+
+def is_beside(uri: str, spec: Mapping[str, Any], data_dir: Path) -> bool:
+    """Whether `uri` is of a token set, or of published weights, in the store of a job with this
+    resolved spec: an export reads no other folder, whatever its checkpoint says."""
+    root = spec["checkpoint"]["remote"].get("uri") or str(data_dir.absolute())
+    folder = uri.removeprefix(root.rstrip("/"))
+    return folder != uri and _BESIDE.fullmatch(folder) is not None
 
 
 class ExportFiles:
@@ -63,20 +77,26 @@ class ExportFiles:
         storage: Storage,
         token: str,
         *,
-        hugging_face: bool,
+        open_beside: OpenStorage | None,
         on_total: Callable[[int], None],
         on_read: Callable[[int], None],
     ) -> ContentView:
-        """Write the model's parameters. Raises NotExportable, BadCheckpoint, StorageError,
-        StorageUnavailable if the disk refuses the file."""
-        read, plan = export.read_plan(storage, hugging_face=hugging_face)
+        """Write the model's parameters; with `open_beside`, as a folder of Hugging Face, with files
+        from the job's store. Raises NotExportable, BadCheckpoint, StorageError, StorageUnavailable
+        if the disk refuses the file."""
+
+        def as_folder(manifest: Manifest) -> export.ExportPlan:
+            assert open_beside is not None
+            return plan_folder(manifest, read_parts(manifest, open_beside))
+
+        read, plan = export.read_plan(storage, None if open_beside is None else as_folder)
         on_total(export.bytes_to_read(read))
         path = self._path(token)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with path.open("w+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                self._take_room(path, plan.nbytes)
+                self._take_room(path, plan.room_bytes)
                 export.write_export(storage, plan, file, on_read)
                 os.fsync(file.fileno())  # the operation's row will say that it is whole
             sync_folder(self._folder)
@@ -84,14 +104,18 @@ class ExportFiles:
             path.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise StorageUnavailable(
-                    f"the server cannot write the {plan.nbytes} bytes of the export: "
+                    f"the server cannot write the {plan.room_bytes} bytes of the export: "
                     f"{error.strerror}; free space on the disk of its data directory"
                 ) from error
             raise
+        digest = hashlib.sha256(read.digest.encode())
+        for _, content in plan.fixed:
+            digest.update(content)
         return ContentView(
-            name=f"step-{read.step:08d}{_SUFFIX}",
+            name=f"step-{read.step:08d}{plan.suffix}",
             nbytes=plan.nbytes,
-            digest=hashlib.sha256(read.digest.encode() + plan.header).hexdigest(),
+            digest=digest.hexdigest(),
+            note=plan.note or None,
         )
 
     def tokens(self) -> set[str]:

@@ -37,7 +37,7 @@ from holdfast_service.job_model.operations import (
     OperationState,
     ParameterNames,
 )
-from holdfast_service.operations.export_files import ExportFiles
+from holdfast_service.operations.export_files import ExportFiles, is_beside
 from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
 from holdfast_service.settings import Settings
 from holdfast_service.store import json_safe, leases
@@ -239,13 +239,22 @@ class OperationRunner:
         self, operation: Operation, found: FoundCheckpoint, reading: _Reading
     ) -> None:
         token = str(operation.lease_token)
+        is_folder = operation.names == ParameterNames.HUGGING_FACE
+
+        def open_beside(uri: str) -> Storage:
+            if not is_beside(uri, found.job.spec, self._settings.data_dir):
+                raise NotExportable(
+                    f"the spec that is stored with it names {uri}, which is not in the store of "
+                    "its job: export it with its own names"
+                )
+            return self._checkpoints.storage_calls.storage_at(uri, found.job.spec)
 
         def write() -> ContentView:
             with _unless_removed(found.storage):
                 return self._files.write(
                     found.storage,
                     token,
-                    hugging_face=operation.names == ParameterNames.HUGGING_FACE,
+                    open_beside=open_beside if is_folder else None,
                     on_total=reading.on_total,
                     on_read=reading.on_read,
                 )

@@ -150,8 +150,9 @@ class CompetingDemand:
         changing = set()
         for job, spec in await _specs(session, jobs - known.keys()):
             known[job] = _needs(spec)
-            data = spec.get("data") or {}
-            if data.get("sources") and not data.get("prepared"):  # its vocabulary is not known yet
+            data, model = spec.get("data") or {}, spec.get("model") or {}
+            is_unread = model.get("from") is not None and model.get("published") is None
+            if is_unread or (data.get("sources") and not data.get("prepared")):  # no sizes yet
                 changing.add(job)
         self._needs = {job: needs for job, needs in known.items() if job not in changing}
         return {job: short.of(partial(known.__getitem__, job)) for job in jobs}

@@ -52,8 +52,8 @@ from holdfast_service.reconcile.package_installation import (
     PACKAGES_LOOK_S,
     PackageInstallation,
 )
+from holdfast_service.reconcile.preparation import Preparation
 from holdfast_service.reconcile.restored_job import RestoredJobs, Verdict
-from holdfast_service.reconcile.token_preparation import TokenPreparation
 from holdfast_service.remote_tier.location import remote_uri
 from holdfast_service.services.code_packages import CodeService
 from holdfast_service.services.fault_injection import deliver
@@ -142,7 +142,7 @@ class JobDriver:
         self._admitted: tuple[float, dict[str, Avoided]] | None = None  # when, avoided nodes
         self._given: tuple[str, ...] = ()  # the nodes of jobs that start before this one
         self._packages: PackageInstallation | None = None
-        self._tokens = TokenPreparation(cluster, settings, sources, self._transaction)
+        self._preparation = Preparation(cluster, settings, sources, self._transaction)
         self._cached: tuple[JobRecord, dict[str, Intent]] | None = None
         """The job as the last step left it."""
 
@@ -203,7 +203,7 @@ class JobDriver:
         if state is State.QUEUED:
             return (
                 await self._install_packages(job)
-                or await self._prepare_tokens(job)
+                or await self._prepare(job)
                 or await self._admit(intents)
             )
         if state is State.PAUSED:
@@ -287,8 +287,8 @@ class JobDriver:
                 )
         return NextStep(0.0)
 
-    async def _prepare_tokens(self, job: JobRecord) -> NextStep | None:
-        delay_s = await self._tokens.advance(job)
+    async def _prepare(self, job: JobRecord) -> NextStep | None:
+        delay_s = await self._preparation.advance(job)
         return None if delay_s is None else NextStep(delay_s)
 
     async def _admit(self, intents: dict[str, Intent]) -> NextStep:

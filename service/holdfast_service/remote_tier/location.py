@@ -20,8 +20,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from holdfast_service.job_model.data_preparation import SourceRequest, requests_of, root_of
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.preparation import (
+    WEIGHTS,
+    SourceRequest,
+    WeightsRequest,
+    requests_of,
+    root_of,
+    weights_request,
+)
 from holdfast_service.settings import SECRETS, Settings
 from holdfast_workers.checkpoint.location_faults import BucketAccess
 from holdfast_workers.checkpoint.open_storage import open_storage
@@ -157,6 +164,11 @@ def source_requests(spec: JobSpec, settings: Settings) -> list[SourceRequest]:
     """What is asked of the cluster for the sources of a resolved spec."""
     root = root_of(spec.checkpoint.remote, settings.data_dir)
     return requests_of(spec, root, refuse_local=not settings.allow_local_storage)
+
+
+def request_of_weights(spec: JobSpec, settings: Settings) -> WeightsRequest | None:
+    """What is asked of the cluster for the published model of a resolved spec, if it must be."""
+    return weights_request(spec, root_of(spec.checkpoint.remote, settings.data_dir, WEIGHTS))
 
 
 async def find_storage_fault(

@@ -23,6 +23,9 @@ BUNDLED_SOURCES = ("python-stdlib",)
 _OF_TEXT = f"the path or glob of text files that every node can read, or {BUNDLED_SOURCES[0]!r}"
 _OF_SOURCE = "a file, folder or glob that every node can read"
 _OF_TOKENIZER = "the tokenizer.json, or the folder of a model with one, that every node can read"
+_OF_WEIGHTS = (
+    "the folder of a published model, with config.json and safetensors, that every node can read"
+)
 _OF_IMAGES = "a folder that every node can read, with a subfolder of images for each class"
 SEARCH_S = 5.0
 """Deadline of the search for a job's data at submission."""
@@ -47,7 +50,7 @@ class DataPaths:
         """Each at the path of its field."""
         look = self.look_on_a_node if self.on_nodes else self._look_here
         places = [] if spec.has_own_model else _places(spec)
-        reasons = await asyncio.gather(*(look(at.source, folder=at.images) for at in places))
+        reasons = await asyncio.gather(*(look(at.source, folder=at.folder) for at in places))
         return [
             SpecFault(path=at.path, message=f"{at.source!r} {why}: give {at.wanted}")
             for at, why in zip(places, reasons, strict=True)
@@ -90,25 +93,28 @@ class _Place:
     """Of the field."""
     source: str
     wanted: str
-    images: bool = False
+    folder: bool = False
 
 
 def _places(spec: JobSpec) -> list[_Place]:
-    """What a recipe reads: not the sources of token sets that are there, nor buckets and what is
-    no whole path."""
-    data = spec.data
-    if spec.model.family == "vit":
-        return [_Place("data.source", data.source, _OF_IMAGES, images=True)]
+    """What a recipe reads: not the sources of token sets that are there, nor weights in place of
+    which it loads a checkpoint; nor buckets and what is no whole path."""
+    data, model = spec.data, spec.model
+    if model.family == "vit":
+        return [_Place("data.source", data.source, _OF_IMAGES, folder=True)]
     if not data.sources:
         is_bundled = data.source in BUNDLED_SOURCES
         return [] if is_bundled else [_Place("data.source", data.source, _OF_TEXT)]
-    if data.prepared:
-        return []
-    found = [_Place("data.tokenizer", data.tokenizer, _OF_TOKENIZER)]
-    found += [
-        _Place(f"{place}.path", source.path, _OF_SOURCE)
-        for place, source in data.read_sources.items()
-    ]
+    found = []
+    if model.source is not None and not (model.published and spec.init_from):
+        found.append(_Place("model.from", model.source, _OF_WEIGHTS, folder=True))
+    if not data.prepared:
+        if data.tokenizer != model.source:
+            found.append(_Place("data.tokenizer", data.tokenizer, _OF_TOKENIZER))
+        found += [
+            _Place(f"{place}.path", source.path, _OF_SOURCE)
+            for place, source in data.read_sources.items()
+        ]
     return [place for place in found if place.source.startswith("/")]
 
 

@@ -34,13 +34,13 @@ from holdfast_service.errors import (
     StorageUnavailable,
 )
 from holdfast_service.job_model import job_spec
-from holdfast_service.job_model.data_preparation import place_faults, root_of
 from holdfast_service.job_model.events.codec import encode
 from holdfast_service.job_model.events.progress import JobSubmittedEvent
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import Desired, State
 from holdfast_service.job_model.node_needs import needs_of
-from holdfast_service.job_model.program_faults import used_fields
+from holdfast_service.job_model.preparation import place_faults
+from holdfast_service.job_model.program_faults import known_fields, used_fields
 from holdfast_service.job_model.sort_order import Sort
 from holdfast_service.job_model.supervisor_protocol import Capacity, Cluster, ClusterUnavailable
 from holdfast_service.readers.goodput_cache import GoodputCache
@@ -156,8 +156,7 @@ class JobService(JobCommands):
             faults += await asyncio.to_thread(self._secret_faults, reading.spec)
         spec = job_spec.check(reading, capacity, filter(None, faults))
         resolved = server_store.with_store(spec, self._settings)
-        root = root_of(resolved.checkpoint.remote, self._settings.data_dir)
-        if misplaced := place_faults(resolved.data, root):
+        if misplaced := place_faults(resolved, self._settings.data_dir):
             raise InvalidSpec.of(misplaced)
         return resolved
 
@@ -305,7 +304,7 @@ def _new_job(spec: JobSpec, key: str | None, digest: str, now: float) -> JobReco
     return JobRecord(
         id=str(uuid_utils.uuid7()),
         name=spec.name,
-        spec=spec.model_dump(mode="json"),
+        spec=known_fields(spec),
         code=spec.code,
         desired=Desired.RUNNING,
         state=State.QUEUED,

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast_service.errors import ClusterUnreachable, DataUnreadable, InvalidSpec
-from holdfast_service.job_model.data_preparation import with_token_sets
 from holdfast_service.job_model.job_spec import JobSpec, prepared_faults, with_data
+from holdfast_service.job_model.preparation import with_token_sets
 from holdfast_service.job_model.supervisor_protocol import Cluster, ClusterUnavailable
 from holdfast_service.remote_tier.location import source_requests
 from holdfast_service.services.jobs import JobService

@@ -36,6 +36,8 @@ SENTENCES: Mapping[str, str] = {
     EventKind.DATA_PREPARED: "the job's data are {tokens} tokens of {documents} documents"
     "[ and {validation_tokens} for validation][, prepared in {took_s} s]"
     "[; left out: {bad_count}, the first: {bad}]",
+    EventKind.MODEL_PREPARED: "the weights of {folder} were read, {nbytes} of the family {family}"
+    "[ in {took_s} s][; the digest of their manifest is {digest}]",
     EventKind.SUPERVISOR_STARTED: "the supervisor was started[ (start {times})]",
     EventKind.JOB_AWAY: "nothing of the job ran for {away_s}[: it was {why}]",
     EventKind.PHASE: "the supervisor entered the phase {phase}",

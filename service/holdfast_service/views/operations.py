@@ -18,6 +18,10 @@ class ContentView(View):
     name: str
     nbytes: int
     digest: str = Field(description="its `ETag`: the same for each export of the same tensors")
+    note: str | None = Field(
+        default=None,
+        description="what to know of it, such as why a folder has no tokenizer; null: nothing",
+    )
 
 
 class OperationView(View):

@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from holdfast_service.job_model.data_preparation import (
+from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.preparation import (
     PreparePhase,
     SourceProgress,
     refusals,
     wait_text,
 )
-from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.views.view import View
 from holdfast_workers.spec import amount_text
 

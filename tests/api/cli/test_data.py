@@ -14,7 +14,7 @@ from holdfast import Client
 from holdfast.cli import data
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
-from holdfast_service.job_model.data_preparation import PreparePhase, SourceProgress
+from holdfast_service.job_model.preparation import PreparePhase, SourceProgress
 from holdfast_service.job_model.supervisor_protocol import SamplesAnswer, SampleText
 from holdfast_workers.spec import DataSpec, PreparedSpec, SourceSpec
 
@@ -232,3 +232,21 @@ def test_a_spec_without_sources_or_with_damaged_data_is_refused_with_what_to_do(
     server.cluster.samples = SamplesAnswer(error="a shard is damaged: prepare the data again")
     assert run(["data", "show", job_file]) == ExitCode.CONFLICT
     assert "a shard is damaged: prepare the data again" in capsys.readouterr().err
+
+
+def test_the_sizes_of_a_published_model_are_not_judged_before_its_folder_is_read(
+    server: LiveServer, tmp_path: Path, job_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the data is prepared; four heads, as the default, could not be divided by tp 3."""
+    origin = DATA.model_copy(update={"tokenizer": str(tmp_path)}).origin_of(DATA.sources[0])
+    ready = at_home(server)
+    assert ready.prepared is not None
+    made = ready.prepared.model_copy(update={"origin": origin})
+    server.cluster.token_sets = (replace(ready, prepared=made),)
+    sizes = ["--set", "parallel.tp=3", "--set", "parallel.dp_shard=2"]
+    options = ["--set", f"model.from={tmp_path}", *sizes]
+    assert run(["data", "prepare", job_file, *options]) == ExitCode.OK
+    assert capsys.readouterr().err.splitlines()[-1] == "ready: 7,000 tokens"
+    assert server.cluster.weights_asked == []
+    assert run(["data", "prepare", job_file, *sizes]) == ExitCode.USAGE
+    assert "heads 4 is not divisible by tp 3" in capsys.readouterr().err

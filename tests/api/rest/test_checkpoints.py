@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.support.checkpoint.model_checkpoint import save_model
 from tests.support.checkpoint.saved_worlds import global_state, save_world
 from tests.support.faults.flaky_proxy import FlakyProxy
 from tests.support.service.live_server import SPEC, LiveServer, live_server
@@ -31,6 +32,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
 from holdfast.client import http_answers
 from holdfast.errors import Conflict, NotFound, ServerError
+from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.lifecycle import State
 from holdfast_service.job_model.operations import OperationState
 from holdfast_workers.checkpoint.local_files import LocalStorage
@@ -308,6 +310,54 @@ def test_an_export_with_names_that_the_model_has_not_is_refused(
         client.export_checkpoint(job_id, 4, tmp_path / "model.safetensors", hugging_face=True)
     assert refused.value.code == "not_exportable"
     assert list(tmp_path.glob("*model*")) == []
+
+
+@pytest.mark.seconds
+def test_an_export_for_hugging_face_is_a_folder_of_the_client(
+    server: LiveServer,
+    http: httpx.Client,
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = client.submit({**SPEC, "model": {"dim": 16, "layers": 1, "heads": 2}})
+    server.run_job(job.id, end=False)
+    training = JobSpec.model_validate(client.get(job.id).spec).training()
+    report_saved(server, job.id, save_model(root_of(server, job.id), 4, training))
+    eventually(lambda: len(client.checkpoints(job.id).items) == 1)
+    made = tmp_path / "made"
+    made.mkdir()
+    folder = made / "model"
+    progress: list[tuple[int, int]] = []
+    with pytest.warns(UserWarning, match="its tokens are the bytes of the text"):
+        nbytes = client.export_checkpoint(
+            job.id, 4, folder, hugging_face=True, on_bytes=lambda *counts: progress.append(counts)
+        )
+    assert progress[-1] == (nbytes, nbytes)
+    assert list(made.iterdir()) == [folder]
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(files) == {"config.json", "generation_config.json", "model.safetensors"}
+    assert json.loads(files["config.json"])["hidden_size"] == 16
+    assert "lm_head.weight" in load_file(folder / "model.safetensors")
+
+    (operation,) = client.operations(job.id)
+    answer = http.get(f"/api/v1/operations/{operation.id}/content")
+    assert answer.headers["content-type"] == "application/x-tar"
+    assert 'filename="step-00000004.tar"' in answer.headers["content-disposition"]
+    assert len(answer.content) == nbytes
+
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    arguments = ["checkpoint", "export", job.id, "--names", "hf", "-o"]
+    assert run([*arguments, str(made / "again"), "--json"]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    again = {path.name: path.read_bytes() for path in (made / "again").iterdir()}
+    assert again == files
+    assert json.loads(out)["note"] in err.replace("\n", " ")
+    assert "its tokens are the bytes of the text" in json.loads(out)["note"]
+    assert run([*arguments, str(folder)]) == ExitCode.USAGE
+    assert "no empty folder" in capsys.readouterr().err
+    assert len(client.operations(job.id)) == 1, "one file serves all of them"
 
 
 def test_a_storage_failure_is_reported_with_the_known_checkpoints(

@@ -1,4 +1,4 @@
-"""How many tasks of a preparation a node gets."""
+"""How many tasks of a preparation a node gets, and how they end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from holdfast_service.cluster.preparation_tasks import TASK_BYTES, TaskSlots
+from holdfast_service.cluster.preparation_tasks import TASK_BYTES, TaskSlots, carried_out
+from holdfast_workers.errors import WorkersError
 
 GB = 10**9
 NODES = {
@@ -30,3 +31,16 @@ def test_a_node_gets_as_many_tasks_as_it_has_processors_and_memory_for(
     slots.give_back("little memory")
     assert slots.take() == "little memory"
     assert slots.take() is None
+
+
+@pytest.mark.parametrize("length", [1_999, 2_000, 2_001, 10**6])
+def test_the_reason_of_a_refusal_is_bounded(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.nice", lambda _: 0)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.1")
+
+    def refuse() -> None:
+        raise WorkersError("x" * length)
+
+    refused = carried_out(refuse).refused
+    expected = "x" * length if length <= 2_000 else f"{'x' * 1_997}..."
+    assert refused == expected

@@ -19,14 +19,16 @@ from ray.exceptions import (
     RayTaskError,
     WorkerCrashedError,
 )
+from tests.support.service.ended_task import EndedTask
 from tests.support.service.unwatched import Unwatched
 from tests.support.waiting import eventually
 
-from holdfast_service.cluster import preparation_tasks, token_preparer
+from holdfast_service.cluster import preparation_tasks, preparation_work, token_preparer
 from holdfast_service.cluster.preparation_tasks import TaskEnd, TaskSlots
+from holdfast_service.cluster.preparation_work import MOST_DEATHS
 from holdfast_service.cluster.ray_cluster import RayCluster
-from holdfast_service.cluster.token_preparer import MOST_DEATHS, TokenPreparer, _SourceWork
-from holdfast_service.job_model.data_preparation import (
+from holdfast_service.cluster.token_preparer import SourceWork, TokenPreparer
+from holdfast_service.job_model.preparation import (
     PreparePhase,
     SourceProgress,
     SourceRequest,
@@ -40,6 +42,7 @@ from holdfast_workers.checkpoint.storage import Storage, TransientStorageError
 from holdfast_workers.data.token_set import shard_digest
 from holdfast_workers.protocol import codec
 from holdfast_workers.protocol.processes import StorageOptions
+from holdfast_workers.published.kept_tokenizer import kept_tokenizer
 from holdfast_workers.spec import (
     CheckpointSpec,
     DataSpec,
@@ -79,7 +82,7 @@ class FakeTasks:
         request: SourceRequest,
         source: StorageOptions,
         apart_from: Sequence[StorageOptions],
-    ) -> TaskEnd:
+    ) -> EndedTask:
         self.apart_from = apart_from
         tokenizer = read_tokenizer(request.data)
         files = list_source(request.source, source)
@@ -88,7 +91,7 @@ class FakeTasks:
 
     def begin_part(
         self, node: str, shared: TaskEnd, part: Part, uri: str, store: Any, source: Any
-    ) -> TaskEnd:
+    ) -> EndedTask:
         assert shared in self.kept
         plan, tokenizer = shared.result
         if part.index == self.dies:
@@ -101,9 +104,9 @@ class FakeTasks:
         self.kept.append(end)
         return end
 
-    def _end(self, node: str, well: TaskEnd) -> TaskEnd:
+    def _end(self, node: str, well: TaskEnd) -> EndedTask:
         self.ran_on.append(node)
-        return self.ends.pop(0) if self.ends else well
+        return EndedTask(self.ends.pop(0) if self.ends else well)
 
 
 LENGTH = 10
@@ -125,14 +128,14 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTasks:
     monkeypatch.setattr("ray.put", made.keep)
     monkeypatch.setattr(token_preparer, "begin_plan", made.begin_plan)
     monkeypatch.setattr(token_preparer, "begin_part", made.begin_part)
-    monkeypatch.setattr(token_preparer, "end_of", lambda task: task)
+    monkeypatch.setattr(preparation_work, "end_of", lambda task: task.end)
     for name in ("LOOK_S", "RETRY_S"):
-        monkeypatch.setattr(token_preparer, name, 0.001)
+        monkeypatch.setattr(preparation_work, name, 0.001)
     return made
 
 
 def outcome(tasks: FakeTasks) -> SourceProgress:
-    work = _SourceWork(tasks.request, (None, None), TaskSlots())
+    work = SourceWork(tasks.request, (None, None), TaskSlots())
     while not work.run():
         pass
     return work.progress(LENGTH)
@@ -145,7 +148,7 @@ def test_each_source_that_is_compared_is_reached_with_its_own_secret(tasks: Fake
     )
     tasks.request = replace(tasks.request, apart_from=others, refuse_local=True)
     secrets = [{"access_key_id": name} for name in ("web", "code")]
-    work = _SourceWork(tasks.request, (None, None, *secrets), TaskSlots())
+    work = SourceWork(tasks.request, (None, None, *secrets), TaskSlots())
     work.run()
     assert work.progress(LENGTH).phase is PreparePhase.READY
     assert [
@@ -301,7 +304,7 @@ def test_the_storage_of_another_form_has_the_address_that_the_job_names(
 def test_silence_is_said_and_an_outcome_that_nobody_fetched_is_found_anew(
     tasks: FakeTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = _SourceWork(tasks.request, (None, None), TaskSlots())
+    work = SourceWork(tasks.request, (None, None), TaskSlots())
     assert work.progress(LENGTH).waits == "it waits for other preparations"
     work._note(waits="")
     began = time.monotonic()
@@ -347,10 +350,10 @@ def test_sources_whose_bucket_is_away_let_others_be_prepared(
 def test_a_source_says_that_others_use_all_nodes(tasks: FakeTasks) -> None:
     slots = TaskSlots()
     taken = [node for _ in NODES if (node := slots.take())]
-    work = _SourceWork(tasks.request, (None, None), slots)
+    work = SourceWork(tasks.request, (None, None), slots)
     thread = threading.Thread(target=work.run)
     thread.start()
-    eventually(lambda: work.progress(LENGTH).waits == "all nodes make parts of other sources")
+    eventually(lambda: work.progress(LENGTH).waits == "all nodes are busy with other preparations")
     slots.give_back(taken.pop())
     thread.join(60)
     assert work.progress(LENGTH).phase is PreparePhase.READY
@@ -365,8 +368,8 @@ def test_an_error_of_ray_takes_no_place_of_other_sources(
 
     slots = TaskSlots()
     with monkeypatch.context() as broken:
-        broken.setattr(token_preparer, fails, fail)
-        work = _SourceWork(tasks.request, (None, None), slots)
+        broken.setattr(preparation_work if fails == "end_of" else token_preparer, fails, fail)
+        work = SourceWork(tasks.request, (None, None), slots)
         assert work.run()
         assert "RuntimeError" in work.progress(LENGTH).error
     assert [slots.take() is not None for _ in range(len(NODES) + 1)] == [True, True, False]
@@ -380,7 +383,7 @@ def test_two_jobs_with_one_source_at_once_prepare_it_once(
     monkeypatch.setattr("holdfast_workers.log_setup.configure", lambda **_: None)
     both_asked = threading.Event()
 
-    def begin_plan(*arguments: Any) -> TaskEnd:
+    def begin_plan(*arguments: Any) -> EndedTask:
         assert both_asked.wait(60)
         return tasks.begin_plan(*arguments)
 
@@ -407,3 +410,30 @@ def test_two_jobs_with_one_source_at_once_prepare_it_once(
     assert (first.uri, first.digest) == (second.uri, second.digest)
     assert first.samples != second.samples
     assert len(tasks.ran_on) == 1 + 4, "the plan, and each part once"
+
+
+def test_the_files_of_a_tokenizer_are_kept_beside_its_set(tasks: FakeTasks, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    words = {"<unk>": 0, "</s>": 1, "document": 2}
+    Tokenizer(models.WordLevel(words, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (folder / "weights").write_text("not of the tokenizer")
+    data = tasks.request.data.model_copy(update={"tokenizer": str(folder)})
+    tasks.request = replace(tasks.request, data=data)
+    prepared = outcome(tasks).prepared
+    assert prepared is not None
+    storage = open_storage(prepared.uri)
+    expected = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    assert len(expected) == 2
+    assert kept_tokenizer(prepared, storage) == expected
+    (folder / "chat_template.jinja").write_text("of a later preparation")
+    later = outcome(tasks).prepared
+    assert later is not None and (later.uri, later.digest) == (prepared.uri, prepared.digest)
+    assert kept_tokenizer(later, storage).keys() - expected.keys() == {"chat_template.jinja"}
+    assert kept_tokenizer(prepared, storage) == expected
+    storage.below("tokenizer").delete_all()  # as an earlier version left the set
+    assert outcome(tasks).prepared == later
+    assert kept_tokenizer(later, storage)

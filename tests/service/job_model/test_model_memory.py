@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from holdfast_service.job_model import model_memory
 from holdfast_service.job_model.job_spec import parse
-from holdfast_workers.models.llama import Llama
+from holdfast_workers.models.llama import Llama, window_mask
 from holdfast_workers.models.transformer import Transformer
 from holdfast_workers.models.vit import VisionTransformer
 from holdfast_workers.parallelize import shard
@@ -35,6 +35,8 @@ from holdfast_workers.training.recipe import World
 MODELS = (
     ModelSpec(dim=64, layers=2, heads=4, sequence_length=64),
     ModelSpec(dim=128, layers=4, heads=8, kv_heads=2, ffn_dim=256, sequence_length=128),
+    ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, head_size=32, qk_norm=True, vocabulary=500),
+    ModelSpec(dim=64, layers=2, heads=4, kv_heads=2, head_size=8, sliding_window=16, qkv_bias=True),
     ModelSpec(family="vit", dim=64, layers=2, heads=4, image_size=32, patch_size=4, classes=10),
     ModelSpec(
         family="vit",
@@ -76,7 +78,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def built(spec: ModelSpec, apply: Callable[[Llama], None] = lambda model: None) -> Transformer:
     if spec.family == "vit":
         return VisionTransformer(spec)
-    model = Llama(spec, BYTE_VOCABULARY)
+    model = Llama(spec, spec.vocabulary or BYTE_VOCABULARY)
     apply(model)
     model.reset_tables()
     return model
@@ -96,6 +98,7 @@ def kept_bytes(
         size = spec.images.image_size
         inputs = torch.zeros((micro_batch, size, size, 3), dtype=torch.uint8)
         targets = torch.zeros(micro_batch, dtype=torch.long)
+    window_mask.cache_clear()  # each pass makes its own
     with Storages([*model.parameters(), *model.buffers()]) as storages:
         logits = model(inputs)
         loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

@@ -69,6 +69,7 @@ def test_a_replay_reads_the_token_sets_of_the_job() -> None:
             "sequence_length": 256,
             "samples": 1,
             "tokenizer": "1" * 32,
+            "tokenizer_files": "2" * 32,
             "document_end": 0,
         }
         for at, source in enumerate(data.sources)

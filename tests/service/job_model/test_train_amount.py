@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_service.errors import InvalidSpec
-from holdfast_service.job_model.data_preparation import (
+from holdfast_service.job_model.job_spec import JobSpec, parse, prepared_faults, with_data
+from holdfast_service.job_model.preparation import (
     PreparePhase,
     SourceProgress,
     with_token_sets,
 )
-from holdfast_service.job_model.job_spec import JobSpec, parse, prepared_faults, with_data
 from holdfast_workers.spec import (
     DataSpec,
     PreparedSpec,

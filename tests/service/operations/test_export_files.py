@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.checkpoint.saved_worlds import save_world
 
 from holdfast_service.errors import StorageUnavailable
-from holdfast_service.operations.export_files import SHARE, ExportFiles
+from holdfast_service.operations.export_files import SHARE, ExportFiles, is_beside
 from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.storage import Storage
 
@@ -35,8 +36,8 @@ def files(tmp_path: Path) -> ExportFiles:
 
 
 def export(files: ExportFiles, checkpoint: Storage, token: str) -> int:
-    ignored = {"on_total": lambda _: None, "on_read": lambda _: None}
-    return files.write(checkpoint, token, hugging_face=False, **ignored).nbytes
+    ignored: Any = {"on_total": lambda _: None, "on_read": lambda _: None}
+    return files.write(checkpoint, token, open_beside=None, **ignored).nbytes
 
 
 def test_a_new_export_takes_the_place_of_the_oldest_finished_ones(
@@ -64,3 +65,30 @@ def test_an_export_without_room_is_refused_and_takes_nothing(
         export(files, checkpoint, "b")
     assert files.tokens() == {"a"}
     assert str(tmp_path) not in str(refused.value)
+
+
+SET = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("remote", "uri", "is_read"),
+    [
+        (None, f"/data/tokens/{SET}", True),
+        (None, f"/data/weights/{SET}", True),
+        (None, f"/data/tokens/{SET}/deeper", False),
+        (None, f"/data/tokens/../secrets/{SET}", False),
+        (None, f"/data/secrets/{SET}", False),
+        (None, f"/other/tokens/{SET}", False),
+        (None, f"/tokens/{SET}", False),
+        ("s3://bucket/runs/", f"s3://bucket/runs/weights/{SET}", True),
+        ("s3://bucket/runs", f"s3://bucket/weights/{SET}", False),
+        ("s3://bucket/runs", f"s3://other/runs/weights/{SET}", False),
+        ("s3://bucket/runs", f"/data/weights/{SET}", False),
+        ("s3://bucket/runs", f"s3://bucket/runs/weights/{SET}\n", False),
+    ],
+)
+def test_an_export_reads_only_sets_in_the_store_of_its_job(
+    remote: str | None, uri: str, is_read: bool
+) -> None:
+    spec = {"checkpoint": {"remote": {"uri": remote}}}
+    assert is_beside(uri, spec, Path("/data")) is is_read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import tarfile
 import threading
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
+from tests.support.checkpoint.model_checkpoint import save_model
 from tests.support.checkpoint.saved_worlds import global_state, save_world
 from tests.support.service.job_drives import until
 from tests.support.service.saved_checkpoints import MESH, spoil
@@ -46,10 +48,13 @@ from holdfast_service.store.lease_holder import LeaseHolder
 from holdfast_service.store.models import Checkpoint, Event, JobRecord, LeaseOwner, Operation
 from holdfast_service.views.operations import OperationView
 from holdfast_workers.checkpoint.local_files import LocalStorage
-from holdfast_workers.checkpoint.manifest import MANIFEST
+from holdfast_workers.checkpoint.manifest import MANIFEST, Manifest
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.retention import quarantine
 from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.published.kept_tokenizer import keep_tokenizer
+from holdfast_workers.published.weight_set import digest_of
+from holdfast_workers.spec import DataSpec, ModelSpec, PreparedSpec, SourceSpec, TrainingSpec
 
 STEP = 4
 POINTS = (CrashPoint.OPERATION_CLAIMED, CrashPoint.OPERATION_WORKED, CrashPoint.OPERATION_ENDED)
@@ -106,6 +111,21 @@ class World:
             kinds = await session.scalars(select(Event.kind).where(Event.job_id == self.job))
             return Counter(kind for kind in kinds if kind.startswith("checkpoint."))
 
+    async def report(self, made: Manifest) -> None:
+        row = Checkpoint(
+            job_id=self.job,
+            uri=made.uri,
+            step=made.step,
+            attempt=1,
+            tier="remote",
+            nbytes=made.nbytes,
+            mesh=made.mesh,
+            metrics=made.metrics,
+            saved_at=time.time(),
+        )
+        async with self.store.write() as session:
+            session.add(row)
+
     def exported(self) -> list[Path]:
         return sorted((self.settings.data_dir / "exports").glob("*"))
 
@@ -115,20 +135,9 @@ async def world(store: Store, settings: Settings, jobs: JobService) -> World:
     job, _ = await jobs.submit({"name": "saved"})
     root = settings.job_dir(job.id) / "checkpoints"
     made = save_world(open_storage(str(root)), STEP, 1, MESH, STEP, {"loss": 1.0})
-    row = Checkpoint(
-        job_id=job.id,
-        uri=made.uri,
-        step=STEP,
-        attempt=1,
-        tier="remote",
-        nbytes=made.nbytes,
-        mesh=made.mesh,
-        metrics=made.metrics,
-        saved_at=time.time(),
-    )
-    async with store.write() as session:
-        session.add(row)
-    return World(store, settings, job.id, Path(made.uri))
+    world = World(store, settings, job.id, Path(made.uri))
+    await world.report(made)
+    return world
 
 
 def requested(world: World, kind: OperationKind) -> Awaitable[OperationView]:
@@ -235,6 +244,45 @@ async def test_equal_requests_share_an_operation_and_an_export_its_file(world: W
     assert len(world.exported()) == 1
     world.exported()[0].unlink()
     assert (await requested(world, OperationKind.EXPORT)).state is OperationState.PENDING
+
+
+async def test_an_export_for_hugging_face_is_a_folder_with_the_tokenizer_of_its_store(
+    world: World, tmp_path: Path
+) -> None:
+    files = {"tokenizer.json": b"{}", "tokenizer_config.json": b'{"eos_token": "</s>"}'}
+    digest = digest_of(files["tokenizer.json"])
+    roots = (world.settings.data_dir, tmp_path / "other")
+    own, foreign = (str(root / "tokens" / digest) for root in roots)
+    for step, uri in ((5, own), (6, foreign)):
+        record = keep_tokenizer(open_storage(uri), files)
+        prepared = PreparedSpec(
+            uri=uri,
+            origin="",
+            digest=digest,
+            vocabulary=256,
+            tokens=9,
+            tokenizer=digest,
+            tokenizer_files=record,
+        )
+        sources = (SourceSpec(path="/texts"),)
+        data = DataSpec(tokenizer="/models/own", sources=sources, prepared=(prepared,))
+        training = TrainingSpec(model=ModelSpec(dim=16, layers=1, heads=2), data=data)
+        await world.report(save_model(open_storage(str(world.folder.parent)), step, training))
+    hugging_face = ParameterNames.HUGGING_FACE
+    done = await world.perform(await world.service.export(world.job, 5, hugging_face))
+    assert done.content is not None, done.error
+    assert (done.content.name, done.content.note) == ("step-00000005.tar", None)
+    with (await world.service.content(done.id)).file as file, tarfile.open(fileobj=file) as tar:
+        names = {*files, "config.json", "generation_config.json", "model.safetensors"}
+        assert set(tar.getnames()) == names
+        for name, content in files.items():
+            member = tar.extractfile(name)
+            assert member is not None and member.read() == content
+    refused = await world.perform(await world.service.export(world.job, 6, hugging_face))
+    assert refused.error is not None
+    assert refused.error["code"] == "not_exportable"
+    assert f"{foreign}, which is not in the store of its job" in refused.error["detail"]
+    assert len(world.exported()) == 1
 
 
 async def test_a_bad_checkpoint_is_quarantined_and_not_exported(world: World) -> None:

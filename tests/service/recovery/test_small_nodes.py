@@ -14,6 +14,7 @@ from holdfast_service.job_model.supervisor_protocol import EventKind
 from holdfast_service.recovery.core_state.inputs import AgentUp
 from holdfast_workers.protocol.findings import HealthFinding, Level
 from holdfast_workers.protocol.messages import Restore, Tier
+from holdfast_workers.spec import ModelSpec, PublishedSpec
 
 SMALL = HealthFinding("room", "shm", Level.UNFIT, "it has 1 MB, needs 3 MB", needed=3, there=1)
 
@@ -98,19 +99,27 @@ def test_a_node_without_software_that_appears_later_is_no_standby() -> None:
     assert [event["state"] for event in job.emitted(EventKind.STANDBY)[before:]] == []
 
 
+PUBLISHED = PublishedSpec(
+    uri="/store/weights/0", digest="0" * 32, manifest_bytes=1, nbytes=1, positions=8
+)
+
+
 @pytest.mark.parametrize(
-    ("restore", "expected"),
+    ("restore", "published", "expected"),
     [
-        (Restore(Tier.REMOTE, 9, uri="s3://bucket/9"), 70.0),
-        (Restore(Tier.INIT, 0, uri="s3://bucket/other"), 70.0),
-        (Restore(Tier.INIT, 0), 20.0),
-        (Restore(Tier.PARTNER_RAM, 9), 20.0),
+        (Restore(Tier.REMOTE, 9, uri="s3://bucket/9"), None, 70.0),
+        (Restore(Tier.INIT, 0, uri="s3://bucket/other"), None, 70.0),
+        (Restore(Tier.INIT, 0), None, 20.0),
+        (Restore(Tier.INIT, 0), PUBLISHED, 70.0),
+        (Restore(Tier.PARTNER_RAM, 9), PUBLISHED, 20.0),
     ],
 )
 def test_ranks_that_load_from_the_remote_tier_get_the_time_for_it(
-    restore: Restore, expected: float
+    restore: Restore, published: PublishedSpec | None, expected: float
 ) -> None:
-    state = running_state(restores={2: restore}, form_s=20.0, load_s=50.0)
+    model = ModelSpec.model_validate({"from": "/models/tiny", "published": published})
+    restores = dict.fromkeys(range(4), restore)
+    state = running_state(restores=restores, form_s=20.0, load_s=50.0, model=model)
     world = state.worlds.present
     assert world is not None
     assert world.forming_s(state.config) == expected

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.service.fake_cluster import FakeCluster
@@ -162,3 +163,44 @@ async def test_few_nodes_are_asked_at_once_and_all_within_the_deadline() -> None
     found = await DataPaths(here, cluster, deadline_s=60).find_faults(spec)
     assert [fault.path for fault in found] == [f"data.sources.{n}.path" for n in range(20)]
     assert "does not exist on the node 10.0.0.1" in found[0].message
+
+
+async def test_the_folder_of_a_published_model_must_exist(
+    jobs: JobService, settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    folder = tmp_path / "model"
+    document = {
+        "name": "x",
+        "model": {"from": str(folder)},
+        "data": {"sources": [{"path": f"{tmp_path}/a.jsonl"}]},
+    }
+    with pytest.raises(InvalidSpec) as refused:
+        await jobs.validate(document)
+    (fault,) = refused.value.faults
+    assert (fault["path"], fault["message"]) == (
+        "model.from",
+        f"'{folder}' is not a folder: give the folder of a published model, with config.json and "
+        "safetensors, that every node can read",
+    )
+    folder.mkdir()
+    valid = await jobs.validate(document)
+    assert valid.spec["data"]["tokenizer"] == str(folder)
+    assert "dim" not in valid.spec["model"]
+    assert valid.node_needs.shm_bytes is None
+
+
+async def test_weights_elsewhere_than_the_server_puts_them_are_refused(
+    jobs: JobService, settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    weights = {"digest": "1" * 32, "manifest_bytes": 9, "nbytes": 9, "positions": 512}
+
+    def document(uri: str) -> dict[str, Any]:
+        model = {"from": str(tmp_path), "published": {**weights, "uri": uri}}
+        return {"name": "x", "model": model, "data": {"sources": [{"path": str(tmp_path)}]}}
+
+    root = f"{settings.data_dir.absolute()}/weights"
+    assert await jobs.validate(document(f"{root}/{'1' * 32}"))
+    with pytest.raises(InvalidSpec, match=r"is no set of weights below .*/weights, where those of"):
+        await jobs.validate(document(f"/etc/{'1' * 32}"))

@@ -1,31 +1,63 @@
-"""Saves a checkpoint of a built-in model without a run: real names and shapes, zero values."""
+"""Saves a checkpoint of a built-in model without a run: real names and shapes, and its export as a
+folder."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.client import model_folder
 from holdfast_service.job_model.model_memory import shapes_of
+from holdfast_workers.checkpoint.export import ExportPlan, write_export
 from holdfast_workers.checkpoint.manifest import Manifest, checkpoint_folder
+from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.shards import save_shard
 from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.published.export_folder import SHARD_BYTES, plan_folder
+from holdfast_workers.published.folder_parts import read_parts
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry, aligned
 
 ALONE = {"dp_shard": 1, "tp": 1}
 
 
-def save_model(root: Storage, step: int, training: TrainingSpec, attempt: int = 1) -> Manifest:
-    """Save the parameters only, as a world of one rank would."""
-    entries, end = [], 0
+def save_model(
+    root: Storage,
+    step: int,
+    training: TrainingSpec,
+    attempt: int = 1,
+    values: Mapping[str, NDArray[np.float32]] | None = None,
+) -> Manifest:
+    """Save the parameters only, as a world of one rank would. `values`: of the parameters by name;
+    zeros without."""
+    entries: list[TensorEntry] = []
+    payload = bytearray()
     for name, shape in shapes_of(training).items():
-        nbytes = 4 * math.prod(shape)
-        zeros = (0,) * len(shape)
-        named = MODEL_PREFIX + name
-        entries.append(TensorEntry(named, "float32", shape, zeros, shape, end, nbytes, weight=True))
-        end += aligned(nbytes)
+        content = np.zeros(shape, np.float32) if values is None else values[name]
+        assert content.shape == shape
+        zeros, named, nbytes = (0,) * len(shape), MODEL_PREFIX + name, content.nbytes
+        entries.append(
+            TensorEntry(named, "float32", shape, zeros, shape, len(payload), nbytes, weight=True)
+        )
+        payload += content.tobytes().ljust(aligned(nbytes), b"\0")
     checkpoint = root.below(checkpoint_folder(step, attempt))
-    record = save_shard(
-        checkpoint, memoryview(bytes(end)), StateLayout(tuple(entries), end), 0, attempt, step
-    )
+    layout = StateLayout(tuple(entries), len(payload))
+    record = save_shard(checkpoint, memoryview(payload), layout, 0, attempt, step)
     return finalize(checkpoint, [record], ALONE, {"training": training.model_dump(mode="json")})
+
+
+def export_folder(
+    manifest: Manifest, tar: Path, shard_bytes: int = SHARD_BYTES
+) -> tuple[Path, ExportPlan]:
+    """The folder that the export of a checkpoint is, and the plan of `tar`."""
+    plan = plan_folder(manifest, read_parts(manifest, open_storage), shard_bytes)
+    with tar.open("w+b") as file:
+        write_export(open_storage(manifest.uri), plan, file)
+    assert tar.stat().st_size == plan.nbytes
+    folder = tar.with_suffix("")
+    model_folder.unpack(tar, folder)
+    return folder, plan

@@ -44,7 +44,7 @@ def in_contiguous_order(
     blocks: list[Any] = [] if knows_order else list(recipe.model.blocks.values())
     for block in blocks:
         attend = block.attention.attend
-        block.attention.attend = partial(attend.func, attend.args[0], assumed)
+        block.attention.attend = partial(attend.func, attend.args[0], assumed, *attend.args[2:])
     recipe.initialize()
     hooks = RecordingHooks()
     train(recipe, world, spec, hooks, 0)

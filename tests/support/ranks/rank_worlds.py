@@ -27,6 +27,15 @@ from holdfast_workers.training.step_loop import DigestSource, Hooks
 
 DEADLINE_S = 120.0
 COLLECTIVE_TIMEOUT_S = 60.0
+FLAGS: Mapping[str, Any] = {
+    "head_size": 16,
+    "qkv_bias": True,
+    "qk_norm": True,
+    "sliding_window": 8,
+    "window_from": 1,
+    "vocabulary": 300,
+}
+"""Of the section `model`: all that published families have beside a Llama."""
 ALONE = World(0, 1, {"dp_shard": 1, "tp": 1}, 1, "cpu")
 
 

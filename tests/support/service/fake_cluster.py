@@ -11,8 +11,13 @@ from math import prod
 from typing import Any
 
 from holdfast_service.diagnosis.node_faults import InspectedNode
-from holdfast_service.job_model.data_preparation import SourceProgress, SourceRequest
 from holdfast_service.job_model.job_spec import JobSpec
+from holdfast_service.job_model.preparation import (
+    SourceProgress,
+    SourceRequest,
+    WeightsProgress,
+    WeightsRequest,
+)
 from holdfast_service.job_model.supervisor_protocol import (
     Capacity,
     ClusterUnavailable,
@@ -219,6 +224,8 @@ class FakeCluster:
         self.token_sets: tuple[SourceProgress, ...] | None = None  # None: being listed
         self.samples = SamplesAnswer()
         self.sources_asked: list[SourceRequest] = []
+        self.weights: WeightsProgress | None = None  # None: its configuration is being read
+        self.weights_asked: list[WeightsRequest] = []
         self.refuses_faults = False
         self.silent: set[str] = set()  # jobs whose supervisor does not answer
         self.poison: set[str] = set()  # jobs whose poll raises an unexpected error
@@ -254,6 +261,11 @@ class FakeCluster:
         self.sources_asked = [*requests]
         begun = tuple(SourceProgress(request.source.path) for request in requests)
         return begun if self.token_sets is None else self.token_sets
+
+    async def prepare_weights(self, request: WeightsRequest) -> WeightsProgress:
+        self._reach()
+        self.weights_asked.append(request)
+        return self.weights or WeightsProgress(request.folder)
 
     async def read_samples(self, spec: JobSpec, count: int) -> SamplesAnswer:
         self._reach()

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.program_faults import UNUSED
 from holdfast_service.job_model.program_levels import brings
-from holdfast_workers.spec import DataSpec
+from holdfast_workers.spec import OF_PUBLISHED, DataSpec
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 LIKE_OTHER_TYPES = st.sampled_from(
@@ -95,6 +95,10 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "dim": st.sampled_from([64, 128, 256]),
     "heads": st.sampled_from([2, 4]),
     "kv_heads": st.none() | st.just(2),
+    "head_size": st.none() | st.sampled_from([16, 48]),
+    "vocabulary": st.none() | st.integers(256, 2**40).map(lambda n: 2 * n),
+    "from": st.none(),  # see `_published`
+    "published": st.none(),
     "global_batch": st.integers(1, 2**40).map(lambda n: 8 * n),
     "micro_batch": st.sampled_from([1, 2, 4]),
     "dp_replicate": st.just(1),
@@ -171,6 +175,7 @@ def documents() -> st.SearchStrategy[dict[str, Any]]:
     fixed = drawn.map(_combinable)
     of_tokens = st.builds(_of_tokens, fixed, TOKENS)
     any_kind = fixed | of_tokens | fixed.map(_elastic) | fixed.map(_listed)
+    any_kind |= fixed.map(_published)
     return (any_kind | st.builds(_program, fixed, PROGRAMS)).map(_without_unused)
 
 
@@ -212,6 +217,14 @@ def _of_tokens(document: dict[str, Any], tokens: float) -> dict[str, Any]:
     return {**document, "train": {**train, "tokens": tokens, "schedule": schedule}}
 
 
+def _published(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with a published model, if it names texts."""
+    if not document.get("data", {}).get("sources"):
+        return document
+    model = {k: v for k, v in document.get("model", {}).items() if k not in OF_PUBLISHED}
+    return {**document, "model": {**model, "from": "/models/ä"}}
+
+
 def _elastic(document: dict[str, Any]) -> dict[str, Any]:
     return {
         **document,
@@ -233,9 +246,9 @@ def _listed(document: dict[str, Any]) -> dict[str, Any]:
 def section(model: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
     """Any keys of a section, with values that are valid by themselves."""
     values = {
-        name: RELATED[name] if name in RELATED else field_values(field)
+        key: RELATED[key] if key in RELATED else field_values(field)
         for name, field in model.model_fields.items()
-        if name != "name"
+        if (key := field.alias or name) != "name"
     }
     return st.fixed_dictionaries({}, optional=values)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.ranks import hugging_face_llama
+from tests.support.ranks.rank_worlds import FLAGS
 
 from holdfast_workers.models.llama import Llama, RMSNorm, rotate, scaled_frequencies
 from holdfast_workers.models.llama_parameters import (
@@ -111,10 +112,11 @@ def test_initial_values_depend_only_on_seed_and_name() -> None:
     assert not torch.equal(first, values(2, "a.weight"))
     assert not torch.equal(first, values(1, "b.weight"))
     assert torch.equal(initial_values("norm.weight", (4,), 2, 1), torch.ones(4))
+    assert torch.equal(initial_values("query.bias", (4,), 2, 1), torch.zeros(4))
 
 
 def test_parameter_shapes_are_known_without_a_model() -> None:
-    for changes in ({}, {"ffn_dim": 48, "kv_heads": None}, {"tied_embeddings": True}):
+    for changes in ({}, {"ffn_dim": 48, "kv_heads": None}, {"tied_embeddings": True}, FLAGS):
         changed = SPEC.model_copy(update=changes)
         parameters = Llama(changed, 50).named_parameters()
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters}

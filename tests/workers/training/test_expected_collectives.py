@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from tests.support.ranks.rank_programs import join, make, undisturbed
-from tests.support.ranks.rank_worlds import RecordingHooks, Worlds, tiny_spec, world_of
+from tests.support.ranks.rank_worlds import FLAGS, RecordingHooks, Worlds, tiny_spec, world_of
 
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import World
 from holdfast_workers.training.step_loop import train
 
-MESHES = [
+MESHES: list[dict[str, Any]] = [
     {"dp_shard": 2, "tp": 2},
     {"dp_replicate": 2, "dp_shard": 2},
     {"dp_replicate": 2, "tp": 2},
@@ -52,9 +52,10 @@ def expected(
     ids=str,
 )
 def test_a_prepared_build_is_used_and_gives_the_same_bits(
-    worlds: Worlds, mesh: dict[str, int]
+    worlds: Worlds, mesh: dict[str, Any]
 ) -> None:
-    spec = tiny_spec(mesh, steps=2, dropout=0.1)
+    flags = {} if mesh.get("context_method") == "ring" else FLAGS
+    spec = tiny_spec(mesh, steps=2, dropout=0.1, **flags)
     bits = [result["digests"] for result in worlds.run(undisturbed, spec)]
     assert worlds.run(expected, spec) == [(digests, True) for digests in bits]
 

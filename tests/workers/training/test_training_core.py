@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.ranks import rank_programs as programs
-from tests.support.ranks.rank_worlds import Worlds, tiny_spec
+from tests.support.ranks.rank_worlds import FLAGS, Worlds, tiny_spec
 from tests.support.ranks.world_checks import (
     STOP,
     assert_one_curve,
@@ -325,7 +325,7 @@ def test_a_step_that_is_nonfinite_on_one_rank_is_applied_on_no_rank(
 
 @pytest.mark.seconds
 def test_a_run_that_skips_a_window_equals_a_run_that_knew_it_in_advance(worlds: Worlds) -> None:
-    spec = tiny_spec(FULL, steps=12, dropout=0.1)
+    spec = tiny_spec(FULL, steps=12, dropout=0.1, **FLAGS)
     knew = worlds.run(programs.undisturbed, spec, None, ((9, 10),))[0]
     poisoned = spec.model_copy(update={"recipe": "tests.support.ranks.recipes:PoisonedWindow"})
     for result in worlds.once(programs.undisturbed, poisoned):

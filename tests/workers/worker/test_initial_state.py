@@ -13,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as stock
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tests.support.checkpoint.model_checkpoint import export_folder
 from tests.support.nodes.supervised import SupervisedRun, small_training, supervised
 
 from holdfast_service.job_model.supervisor_protocol import EventKind
@@ -234,8 +235,8 @@ def logits(first: First, recipe: PretrainRecipe, tokens: torch.Tensor) -> torch.
     return logits
 
 
-def _export(first: First, path: Path, *, hugging_face: bool = False) -> Path:
-    plan = plan_export(first.at_3, hugging_face=hugging_face)
+def _export(first: First, path: Path) -> Path:
+    plan = plan_export(first.at_3)
     with path.open("w+b") as file:
         write_export(open_storage(first.at_3.uri), plan, file)
     assert path.stat().st_size == plan.nbytes
@@ -252,18 +253,18 @@ def test_the_exported_file_gives_exactly_the_logits_of_the_run(
         assert torch.equal(plain(tokens), logits)
 
 
-def test_the_hugging_face_export_is_their_llama(
+def test_the_exported_folder_is_their_llama(
     first: First, tokens: torch.Tensor, logits: torch.Tensor, tmp_path: Path
 ) -> None:
     import json
 
     from tests.support.ranks.hugging_face_llama import forward
 
-    path = _export(first, tmp_path / "model.safetensors", hugging_face=True)
-    with safe_open(path, framework="pt") as file:
-        config = json.loads(file.metadata()["config"])
+    folder, _ = export_folder(first.at_3, tmp_path / "folder.tar")
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert file.metadata()["step"] == "3"
+    config = json.loads((folder / "config.json").read_text())
     assert (config["num_key_value_heads"], config["hidden_size"]) == (2, 64)
-    theirs = forward(load_file(path), config, tokens)
+    theirs = forward(load_file(folder / "model.safetensors"), config, tokens)
     assert torch.allclose(theirs, logits, rtol=1e-4, atol=1e-5)
     assert logits.abs().max() > 0.1

@@ -12,10 +12,12 @@ from holdfast_workers.checkpoint.manifest import checkpoint_folder
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.publish import finalize
 from holdfast_workers.checkpoint.shards import save_shard
+from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.protocol.processes import LoadOrder, LoadOutcome, LoadResult, StorageOptions
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.object_room import rooms
 from holdfast_workers.worker import remote_loading
+from holdfast_workers.worker.main import WorkerLink
 from holdfast_workers.worker.remote_loading import LoadBuffer, fill_shared, load_with_room
 
 MESH = {"dp_shard": 1, "tp": 1}
@@ -56,3 +58,16 @@ def test_objects_have_the_room_that_they_have_in_the_checkpoint(
     assert layout == SAVED.layout and rooms(layout) == {"object.seen": 256}
     first = [] if room == 256 else [LoadResult.OTHER_ROOM]
     assert asked == ([*first, LoadResult.LOADED] if shared else [])
+
+
+def test_a_second_load_of_an_attempt_waits_for_its_own_outcome() -> None:
+    link = WorkerLink(None, FaultPoints(None))  # type: ignore[arg-type]
+    late = "the checkpoint was not loaded within 0.0 s"
+    link._handle(LoadOutcome(4, LoadResult.OTHER_ROOM, number=1))
+    assert link.wait_load(4, 1, 0.0).result is LoadResult.OTHER_ROOM
+    assert link.wait_load(4, 2, 0.0).reason == late
+    link._handle(LoadOutcome(4, LoadResult.BAD, number=2))
+    assert link.wait_load(4, 3, 0.0).reason == late
+    link._handle(LoadOutcome(4, LoadResult.LOADED, number=4))
+    link._handle(LoadOutcome(4, LoadResult.BAD, number=3))
+    assert link.wait_load(4, 4, 0.0).result is LoadResult.LOADED

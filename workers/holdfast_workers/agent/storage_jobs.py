@@ -9,6 +9,7 @@ includes all the others.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import structlog
 
@@ -48,7 +49,7 @@ class RemoteLoads:
             _log.exception("a load from the bucket failed", rank=order.rank)
             reason = control_channel.shorten_middle(f"{type(error).__name__}: {error}")
             outcome = LoadOutcome(order.attempt, LoadResult.FAILED, reason=reason)
-        slot.child.send(outcome)
+        slot.child.send(replace(outcome, number=order.number))
 
 
 class RemoteCleanup:

@@ -1,4 +1,4 @@
-"""Exports a checkpoint's model weights, whole, as one plain safetensors file.
+"""Exports a checkpoint's model weights, whole, to one file: plain safetensors, or as planned.
 
 The export runs in bounded memory and reads the checkpoint's files in one pass. Each file must have
 the sha256 of the manifest, so the exported file consists of verified bytes only. The format is 8
@@ -12,8 +12,8 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import IO, Any
 
 from pydantic import ValidationError
@@ -29,15 +29,10 @@ from holdfast_workers.checkpoint.manifest import (
     read_manifest,
 )
 from holdfast_workers.checkpoint.manifest_checks import check_bytes, check_sizes, check_tiling
+from holdfast_workers.checkpoint.narrowing import Narrowing, narrow
 from holdfast_workers.checkpoint.storage import Storage, joined
-from holdfast_workers.models.llama_parameters import hugging_face_config, hugging_face_name
-from holdfast_workers.spec import BUILT_IN_RECIPES, DataSpec, ModelSpec
-from holdfast_workers.state.layout import (
-    MODEL_PREFIX,
-    StateLayout,
-    TensorEntry,
-    module_prefix,
-)
+from holdfast_workers.spec import BUILT_IN_RECIPES, DataSpec
+from holdfast_workers.state.layout import StateLayout, TensorEntry, module_prefix
 
 _DTYPES = {
     "float64": ("F64", 8),
@@ -66,66 +61,93 @@ class NotExportable(CheckpointError):
 class ExportPlan:
     """The layout of the file, known before any tensor is read."""
 
-    header: bytes
+    nbytes: int
+    fixed: tuple[tuple[int, bytes], ...]
+    """All bytes that are of no tensor, each piece with its offset in the file."""
     layout: StateLayout
     """The place of each whole parameter in the file, by its name in the checkpoint."""
+    narrowed: tuple[Narrowing, ...] = ()
+    """Parameters that `layout` places beyond their place in the file, in the order of both, to be
+    narrowed from there."""
+    suffix: str = ".safetensors"
+    """Of the file's name."""
+    note: str = ""
+    """What a user has to know of the file."""
 
     @property
-    def nbytes(self) -> int:
-        return self.layout.payload_bytes
+    def room_bytes(self) -> int:
+        """The most bytes that the file has while it is made."""
+        return max(self.nbytes, self.layout.payload_bytes)
 
 
-def read_plan(checkpoint: Storage, *, hugging_face: bool = False) -> tuple[Manifest, ExportPlan]:
-    """The checkpoint's manifest and :func:`plan_export` of it. Raises ObjectMissing, StorageError,
-    and BadCheckpoint if its files have not the size that the manifest says: its word alone must
-    not fill a disk."""
+def read_plan(
+    checkpoint: Storage, plan: Callable[[Manifest], ExportPlan] | None = None
+) -> tuple[Manifest, ExportPlan]:
+    """The checkpoint's manifest and the plan of it; by default :func:`plan_export`. Raises
+    ObjectMissing, StorageError, and BadCheckpoint if its files have not the size that the manifest
+    says: its word alone must not fill a disk."""
     manifest = read_manifest(checkpoint)
-    plan = plan_export(manifest, hugging_face=hugging_face)
+    planned = (plan or plan_export)(manifest)
     check_sizes(manifest, checkpoint.objects())
-    return manifest, plan
+    return manifest, planned
 
 
-def plan_export(manifest: Manifest, *, hugging_face: bool = False) -> ExportPlan:
+def plan_export(manifest: Manifest) -> ExportPlan:
     """Plan a file of the checkpoint's model weights under the model's own names. With several
     modules, the name of each precedes its own. The metadata of a language model of the built-in
     recipe name its tokenizer.
 
-    `hugging_face`: use the names of `LlamaForCausalLM` and add its `config.json` as metadata; only
-    for the built-in Llama. Raises NotExportable, BadCheckpoint or IncompleteCheckpoint if the
-    manifest promises more than it can hold: the plan's size is at most that of the files.
+    Raises NotExportable, BadCheckpoint or IncompleteCheckpoint if the manifest promises more than
+    it can hold: the plan's size is at most that of the files.
     """
+    parameters = exportable_parameters(manifest)
+    prefix = module_prefix(parameters)
+    names = {name: name.removeprefix(prefix) for name in parameters}
+    # The library's order: the widest elements first, so that all tensors stay aligned.
+    order = sorted(names, key=lambda name: (-_element(parameters[name])[1], names[name]))
+    header = safetensors_header(
+        ((names[name], parameters[name].dtype, parameters[name].global_shape) for name in order),
+        run_metadata(manifest) | _tokenizer_metadata(manifest),
+    )
+    entries: list[TensorEntry] = []
+    end = len(header)
+    for name in order:
+        entries.append(whole_entry(parameters[name], end))
+        end += entries[-1].nbytes
+    return ExportPlan(end, ((0, header),), StateLayout(tuple(entries), end))
+
+
+def exportable_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
+    """:func:`model_parameters` of a manifest whose tensors are whole. Raises NotExportable,
+    BadCheckpoint, IncompleteCheckpoint."""
     if manifest.byteorder != "little":
         raise NotExportable("it was written on a big-endian host, safetensors is little-endian")
     parameters = model_parameters(manifest)
     if not parameters:
         raise NotExportable("it holds no weights of a model")
     _check(manifest)
-    metadata = {"format": "pt", "step": str(manifest.step), "attempt": str(manifest.attempt)}
-    prefix = module_prefix(parameters)
-    names = {name: name.removeprefix(prefix) for name in parameters}
-    metadata |= _tokenizer_metadata(manifest)
-    if hugging_face:
-        metadata["config"] = json.dumps(_hugging_face_config(manifest, parameters))
-        names = {name: _hugging_face_name(name) for name in parameters}
-    # The library's order: the widest elements first, so that all tensors stay aligned.
-    order = sorted(names, key=lambda name: (-_element(parameters[name])[1], names[name]))
-    header: dict[str, Any] = {"__metadata__": metadata}
-    entries: list[TensorEntry] = []
+    return parameters
+
+
+def run_metadata(manifest: Manifest) -> dict[str, str]:
+    """The metadata of a file of safetensors that every export has."""
+    return {"format": "pt", "step": str(manifest.step), "attempt": str(manifest.attempt)}
+
+
+def safetensors_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> bytes:
+    """The beginning of a file that has tensors of these names, dtypes of torch and shapes, one
+    behind another. Raises NotExportable for a dtype that the format does not have."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
-    for name in order:
-        entry = _whole(parameters[name], end)
-        end += entry.nbytes
-        header[names[name]] = {
-            "dtype": _element(parameters[name])[0],
-            "shape": list(entry.shape),
-            "data_offsets": [entry.offset, end],
-        }
-        entries.append(entry)
+    for name, dtype, shape in tensors:
+        kind, item_bytes = element(name, dtype)
+        begin, end = end, end + item_bytes * math.prod(shape)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
-    head = len(text).to_bytes(8, "little") + text
-    placed = tuple(replace(entry, offset=len(head) + entry.offset) for entry in entries)
-    return ExportPlan(head, StateLayout(placed, len(head) + end))
+    return len(text).to_bytes(8, "little") + text
 
 
 def write_export(
@@ -137,17 +159,29 @@ def write_export(
     """Fill `target`, an empty file on a disk, from `checkpoint`.
 
     Raises BadCheckpoint if the checkpoint is not as it was saved (the target is then invalid),
-    StorageError if it cannot be read, OSError if the disk is full.
+    NotExportable for a value that the file's dtype does not have, StorageError if it cannot be
+    read, OSError if the disk is full.
     """
     # Allocated up front: a write to a mapped page that a full disk cannot back kills the process.
     # In pieces: some file systems write every block.
-    for start in range(0, plan.nbytes, _ALLOCATED_AT_ONCE):
-        nbytes = min(_ALLOCATED_AT_ONCE, plan.nbytes - start)
+    for start in range(0, plan.room_bytes, _ALLOCATED_AT_ONCE):
+        nbytes = min(_ALLOCATED_AT_ONCE, plan.room_bytes - start)
         os.posix_fallocate(target.fileno(), start, nbytes)
         on_read(0)
-    mapped = mmap.mmap(target.fileno(), plan.nbytes)
-    mapped[: len(plan.header)] = plan.header
+    mapped = mmap.mmap(target.fileno(), plan.room_bytes)
     load_state(checkpoint, plan.layout, memoryview(mapped), mesh={}, rank=0, on_read=on_read)
+    for tensor in plan.narrowed:
+        try:
+            for _ in narrow(mapped, tensor):
+                on_read(0)
+        except FloatingPointError as error:
+            raise NotExportable(
+                f"{tensor.name} has a value that is too large for {tensor.dtype}, the dtype of the "
+                "published weights: export it with its own names"
+            ) from error
+    for offset, content in plan.fixed:
+        mapped[offset : offset + len(content)] = content
+    os.ftruncate(target.fileno(), plan.nbytes)
 
 
 def bytes_to_read(manifest: Manifest) -> int:
@@ -177,7 +211,8 @@ def _check(manifest: Manifest) -> None:
     check_tiling(manifest.uri, tensors)
 
 
-def _whole(tensor: SavedTensor, offset: int) -> TensorEntry:
+def whole_entry(tensor: SavedTensor, offset: int) -> TensorEntry:
+    """The place of the whole tensor at `offset`."""
     shape = tensor.global_shape
     return TensorEntry(
         name=tensor.name,
@@ -191,23 +226,27 @@ def _whole(tensor: SavedTensor, offset: int) -> TensorEntry:
 
 
 def _element(tensor: SavedTensor) -> tuple[str, int]:
+    return element(tensor.name, tensor.dtype)
+
+
+def element(name: str, dtype: str) -> tuple[str, int]:
+    """The format's name of a dtype of torch, and the bytes of an element. Raises NotExportable,
+    with the tensor's name."""
     try:
-        return _DTYPES[tensor.dtype.removeprefix("torch.")]
+        return _DTYPES[dtype.removeprefix("torch.")]
     except KeyError as error:
-        raise NotExportable(
-            f"{tensor.name} is {tensor.dtype}, which safetensors does not support"
-        ) from error
+        raise NotExportable(f"{name} is {dtype}, which safetensors does not support") from error
 
 
 def _tokenizer_metadata(manifest: Manifest) -> dict[str, str]:
     """What a program needs to find the tokenizer of a language model of the recipe `pretrain`; {}
     if this version cannot read the stored spec."""
-    training = _training(manifest)
+    training = stored_training(manifest)
     brings_code = any(training.get(name) for name in _BROUGHT)
-    is_text = _section(training, "model").get("family", "llama") == "llama"
+    is_text = stored_section(training, "model").get("family", "llama") == "llama"
     if training.get("recipe") not in BUILT_IN_RECIPES or brings_code or not is_text:
         return {}
-    data = _data(training)
+    data = stored_data(training)
     if data is None:
         return {}
     found = {"tokenizer": data.tokenizer, "tokenizer_digest": "", "vocabulary": ""}
@@ -221,61 +260,22 @@ def _tokenizer_metadata(manifest: Manifest) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def _training(manifest: Manifest) -> Mapping[str, Any]:
+def stored_training(manifest: Manifest) -> Mapping[str, Any]:
     """The stored spec of the run, maybe of another version; {}: there is none."""
-    return _section(manifest.extra, "training")
+    return stored_section(manifest.extra, "training")
 
 
-def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def stored_section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = document.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def _data(training: Mapping[str, Any]) -> DataSpec | None:
+def stored_data(training: Mapping[str, Any]) -> DataSpec | None:
     """The fields of the stored section that describe the tokenizer; None: this version cannot read
     them."""
-    stored = _section(training, "data")
+    stored = stored_section(training, "data")
     known = ("tokenizer", "prepared", "special_tokens")
     try:
         return DataSpec.model_validate({name: stored[name] for name in known if name in stored})
     except ValidationError:
         return None
-
-
-def _hugging_face_config(
-    manifest: Manifest, parameters: Mapping[str, SavedTensor]
-) -> dict[str, Any]:
-    training = _training(manifest)
-    if training.get("recipe") != "pretrain":
-        raise NotExportable(
-            f"Hugging Face's names are known only for the recipe pretrain, this checkpoint is of "
-            f"{training.get('recipe')!r}: export it with its own names"
-        )
-    stored = _section(training, "model")
-    if stored.get("family") == "vit":
-        raise NotExportable(
-            "Hugging Face's ViT has biases and a class token, which the family vit has not: export "
-            "it with its own names"
-        )
-    embedding = parameters.get(f"{MODEL_PREFIX}embedding.weight")
-    if embedding is None:
-        raise NotExportable("it has no embedding: it is not a Llama of Holdfast")
-    data = _data(training)
-    try:
-        model = ModelSpec.model_validate(stored)
-    except ValidationError:
-        model = None
-    if model is None or data is None:
-        raise NotExportable(
-            f"this version of Holdfast cannot read the section {'data' if model else 'model'} of "
-            "its spec, which Hugging Face's config.json is made of: export it with its own names"
-        )
-    ids = {role: token.id for role, token in data.special_tokens.items()}
-    return hugging_face_config(model, embedding.global_shape[0], ids)
-
-
-def _hugging_face_name(name: str) -> str:
-    try:
-        return hugging_face_name(name.removeprefix(MODEL_PREFIX))
-    except KeyError as error:
-        raise NotExportable(f"Hugging Face's Llama has no parameter for {name!r}") from error

@@ -2,9 +2,10 @@
 
 Pre-norm blocks of causal grouped-query attention with rotary positions (Su et al. 2021,
 arXiv:2104.09864) and a SwiGLU feed-forward (Shazeer 2020, arXiv:2002.05202); RMS norms; a head of
-its own, or the embedding's weight (Press and Wolf 2017, arXiv:1608.05859). Built on the meta
-device, it allocates nothing until `to_empty`; `reset_tables` then fills the tables that are
-computed rather than learned.
+its own, or the embedding's weight (Press and Wolf 2017, arXiv:1608.05859). Flags of the spec make
+it a Mistral (a window of attention), a Qwen2 (biases) or a Qwen3 (norms of queries and keys). Built
+on the meta device, it allocates nothing until `to_empty`; `reset_tables` then fills the tables that
+are computed rather than learned.
 
 Parallelism is applied from outside: it replaces parameters, `forward` and `attend` of modules, and
 `positions`.
@@ -13,6 +14,7 @@ Parallelism is applied from outside: it replaces parameters, `forward` and `atte
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -80,11 +82,11 @@ class Llama(Transformer):
     def __init__(self, spec: ModelSpec, vocabulary: int) -> None:
         super().__init__()
         self.sequence_length = spec.sequence_length
-        self.head_size = spec.dim // spec.heads
+        self.head_size = spec.width
         self.rope_theta = spec.rope_theta
         self.rope_scaling = spec.rope_scaling
         self.embedding = nn.Embedding(vocabulary, spec.dim)
-        self.blocks = nn.ModuleDict({str(index): Block(spec) for index in range(spec.layers)})
+        self.blocks = nn.ModuleDict({str(at): Block(spec, at) for at in range(spec.layers)})
         self.norm = RMSNorm(spec.dim, spec.norm_eps)
         self.head = None if spec.tied_embeddings else nn.Linear(spec.dim, vocabulary, bias=False)
         self.set_positions(torch.arange(self.sequence_length, device="cpu"))
@@ -118,28 +120,62 @@ class Llama(Transformer):
 
 
 class Block(PreNormBlock):
-    def __init__(self, spec: ModelSpec) -> None:
+    attention: Attention
+
+    def __init__(self, spec: ModelSpec, index: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.attention = Attention(spec)
+        self.attention = Attention(spec, spec.window_of(index))
         self.feed_forward_norm = RMSNorm(spec.dim, spec.norm_eps)
         self.feed_forward = SwiGLU(spec.dim, spec.ffn_dim or default_ffn_dim(spec.dim))
         self.dropout = spec.dropout
 
 
 class Attention(SelfAttention):
+    def __init__(self, spec: ModelSpec, window: int | None) -> None:
+        super().__init__(spec)
+        self.window = window
+        norms = [RMSNorm(spec.width, spec.norm_eps) if spec.qk_norm else None for _ in range(2)]
+        self.query_norm, self.key_norm = norms
+
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        query = rotate(self._heads(self.query(x)), cos, sin)
-        key = rotate(self._heads(self.key(x)), cos, sin)
-        value = self._heads(self.value(x))
-        mixed = self.attend(query, key, value)
+        query, key, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        mixed = self.attend(rotate(query, cos, sin), rotate(key, cos, sin), value)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Causal attention of (batch, heads, sequence, head_size); key and value may have fewer
         heads."""
-        key, value = repeated_heads(key, query), repeated_heads(value, query)
+        return causal_attention(query, key, value, self.window)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    """Attention of (batch, heads, sequence, head_size) to the last `window` positions, the own one
+    included; None: to all before it. Key and value may have fewer heads."""
+    key, value = repeated_heads(key, query), repeated_heads(value, query)
+    if window is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    # A compiler makes it anew, where it is used, and warns of caches.
+    made = window_mask.__wrapped__ if torch.compiler.is_compiling() else window_mask
+    mask = made(query.shape[2], window, query.dtype, query.device)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+@lru_cache(maxsize=1)
+def window_mask(length: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What a score gets added, (queries, keys): zero, or -inf where a query sees no key. One tensor
+    for all blocks: each keeps its mask for the backward pass."""
+    at = torch.arange(length, device=device)
+    hidden = ~is_seen(at.unsqueeze(1), at, window)
+    return torch.zeros((length, length), dtype=dtype, device=device).masked_fill(hidden, -math.inf)
+
+
+def is_seen(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
+    """Whether the query at one position attends to the key at the other."""
+    seen = query_at >= key_at
+    return seen if window is None else seen & (query_at - key_at < window)
 
 
 class SwiGLU(FeedForward):

@@ -95,12 +95,12 @@ class SelfAttention(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.head_size = spec.dim // spec.heads
-        kv_dim = (spec.kv_heads or spec.heads) * self.head_size
-        self.query = nn.Linear(spec.dim, spec.dim, bias=False)
-        self.key = nn.Linear(spec.dim, kv_dim, bias=False)
-        self.value = nn.Linear(spec.dim, kv_dim, bias=False)
-        self.output = nn.Linear(spec.dim, spec.dim, bias=False)
+        self.head_size = spec.width
+        width, kv_width = spec.heads * spec.width, (spec.kv_heads or spec.heads) * spec.width
+        self.query = nn.Linear(spec.dim, width, bias=spec.qkv_bias)
+        self.key = nn.Linear(spec.dim, kv_width, bias=spec.qkv_bias)
+        self.value = nn.Linear(spec.dim, kv_width, bias=spec.qkv_bias)
+        self.output = nn.Linear(width, spec.dim, bias=False)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention of (batch, heads, sequence, head_size); key and value may have fewer heads."""
@@ -121,9 +121,12 @@ class FeedForward(nn.Module):
 def initial_values(name: str, shape: tuple[int, ...], layers: int, seed: int) -> Tensor:
     """The whole parameter `name` at step 0: a function of (seed, name) only, computed on the CPU.
 
-    Norms are one; matrices are normal with standard deviation 0.02, those that write into the
-    residual stream scaled by 1/sqrt(2 · layers) (GPT-2, Radford et al. 2019, section 2.3).
+    Norms are one, and biases zero; matrices are normal with standard deviation 0.02, those that
+    write into the residual stream scaled by 1/sqrt(2 · layers) (GPT-2, Radford et al. 2019,
+    section 2.3).
     """
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
     if len(shape) == 1:
         return torch.ones(shape)
     std = 0.02

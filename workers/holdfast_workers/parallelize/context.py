@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.models.llama import Block, Llama, repeated_heads
+from holdfast_workers.models.llama import Block, Llama, causal_attention, is_seen, repeated_heads
 from holdfast_workers.parallelize.ring_attention import DividedPositions, Run, ring_attention
 from holdfast_workers.parallelize.sequence import all_gather, reduce_scatter
 from holdfast_workers.spec import ContextMethod
@@ -41,8 +41,9 @@ def apply_context_parallel(model: Llama, axis: DeviceMesh, method: ContextMethod
     attend = {"all_gather": _attend_gathered, "ring": ring_attention, "ulysses": _attend_by_heads}
     for block in model.blocks.values():
         assert isinstance(block, Block)
+        window = block.attention.window
         block.attention.attend = partial(  # type: ignore[method-assign]
-            attend[method], axis, divided
+            attend[method], axis, divided, window
         )
 
 
@@ -61,22 +62,30 @@ def contiguous_positions(length: int, rank: int, size: int) -> Tensor:
 
 
 def _attend_gathered(
-    axis: DeviceMesh, divided: DividedPositions, query: Tensor, key: Tensor, value: Tensor
+    axis: DeviceMesh,
+    divided: DividedPositions,
+    window: int | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
 ) -> Tensor:
     """Causal attention of (batch, heads, own positions, head_size)."""
     both = torch.stack((key, value))
     gathered: Tensor = _GatherPositions.apply(both, axis, divided)  # type: ignore[no-untyped-call]
     key, value = (repeated_heads(whole, query) for whole in gathered)
     own = divided.runs[axis.get_local_rank()]
-    return torch.cat([_attend_before(query[:, :, run.at], key, value, run) for run in own], dim=2)
+    parts = [_attend_before(query[:, :, run.at], key, value, run, window) for run in own]
+    return torch.cat(parts, dim=2)
 
 
-def _attend_before(query: Tensor, key: Tensor, value: Tensor, run: Run) -> Tensor:
+def _attend_before(
+    query: Tensor, key: Tensor, value: Tensor, run: Run, window: int | None
+) -> Tensor:
     """Attention of the queries of `run` to keys and values of all positions in their order; the
     later ones are left out."""
     seen, device = run.last + 1, query.device
     positions = torch.arange(run.first, seen, device=device)
-    allowed = positions.unsqueeze(1) >= torch.arange(seen, device=device)
+    allowed = is_seen(positions.unsqueeze(1), torch.arange(seen, device=device), window)
     return F.scaled_dot_product_attention(
         query, key[:, :, :seen], value[:, :, :seen], attn_mask=allowed
     )
@@ -100,13 +109,17 @@ class _GatherPositions(torch.autograd.Function):
 
 
 def _attend_by_heads(
-    axis: DeviceMesh, divided: DividedPositions, query: Tensor, key: Tensor, value: Tensor
+    axis: DeviceMesh,
+    divided: DividedPositions,
+    window: int | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
 ) -> Tensor:
     """Causal attention of (batch, heads, own positions, head_size). The size of the axis divides
     the number of heads of keys and values."""
     query, key, value = (_to_heads(x, axis, divided) for x in (query, key, value))
-    key, value = repeated_heads(key, query), repeated_heads(value, query)
-    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    mixed = causal_attention(query, key, value, window)
     parts = _parts(divided.by_owner(mixed, 2), 2, axis)
     exchanged: Tensor = _AllToAll.apply(parts, axis)  # type: ignore[no-untyped-call]
     return exchanged.movedim(0, 1).flatten(1, 2)

@@ -77,10 +77,16 @@ def _runs(positions: Tensor) -> list[Run]:
 
 
 def ring_attention(
-    axis: DeviceMesh, divided: DividedPositions, query: Tensor, key: Tensor, value: Tensor
+    axis: DeviceMesh,
+    divided: DividedPositions,
+    window: int | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
 ) -> Tensor:
     """Causal attention of (batch, heads, own positions, head_size); key and value may have fewer
-    heads."""
+    heads. A spec with a `window` is refused: a pair of runs is seen whole or up to the own one."""
+    assert window is None
     mixed: Tensor = _RingAttention.apply(  # type: ignore[no-untyped-call]
         query, torch.stack((key, value)), axis, divided
     )

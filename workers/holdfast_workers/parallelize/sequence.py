@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.models.transformer import Norm, PreNormBlock, Transformer
-from holdfast_workers.parallelize.tensor import SumGradients, split_layers
+from holdfast_workers.models.transformer import PreNormBlock, Transformer
+from holdfast_workers.parallelize.tensor import split_layers, sum_gradient
 
 # Looked up when they are called, because workers count collectives by wrappers of these functions.
 _ALL_GATHER, _REDUCE_SCATTER = (
@@ -40,7 +40,7 @@ def apply_sequence_parallel(model: Transformer, axis: DeviceMesh) -> None:
             half.register_forward_pre_hook(partial(_before, axis, _gathered, _summed_part))
             half.register_forward_hook(partial(_after, axis, _summed_part, _gathered))
         for norm in (block.attention_norm, block.feed_forward_norm):
-            norm.forward = partial(_norm_of_part, norm, axis)  # type: ignore[method-assign]
+            sum_gradient(norm, axis)
     # Outside of the blocks all ranks compute the same, gradients included.
     model.embedding.register_forward_hook(partial(_after, axis, _own_part, _gathered))
     model.norm.register_forward_pre_hook(partial(_before, axis, _gathered, _own_part))
@@ -69,12 +69,6 @@ def _after(
 def _exchanged(x: Tensor, axis: DeviceMesh, there: Exchange, back: Exchange) -> Tensor:
     exchanged: Tensor = _Exchange.apply(x, axis, there, back)  # type: ignore[no-untyped-call]
     return exchanged
-
-
-def _norm_of_part(norm: Norm, axis: DeviceMesh, x: Tensor) -> Tensor:
-    # Each rank sees some positions: the weight's gradient is the sum over the axis.
-    weight: Tensor = SumGradients.apply(norm.weight, axis)  # type: ignore[no-untyped-call]
-    return norm.scaled(x, weight)
 
 
 class _Exchange(torch.autograd.Function):

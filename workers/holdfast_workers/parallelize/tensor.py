@@ -4,9 +4,11 @@ Parameters become DTensors on the `tp` axis, which records their placement and l
 them further. The arithmetic runs on each rank's local piece, without dispatch through DTensor,
 which would cost more than the arithmetic of a small layer. Attention and feed-forward are each
 split by columns, then by rows (Shoeybi et al. 2019, arXiv:1909.08053, section 3): one all-reduce
-per half block and direction. Norms are whole and computed identically on every rank, so their
-gradients need no collective: the replicas stay bitwise equal because the all-reduce gives every
-rank the same bits. So are embedding and head, unless `vocabulary.py` divides them.
+per half block and direction. Norms of the residual stream are whole and computed identically on
+every rank, so their gradients need no collective: the replicas stay bitwise equal because the
+all-reduce gives every rank the same bits. So are embedding and head, unless `vocabulary.py` divides
+them. A norm of queries or keys is whole too, but it sees the heads of its rank, so its gradient is
+summed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from holdfast_workers.models.transformer import PreNormBlock, Transformer
+from holdfast_workers.models.transformer import Norm, PreNormBlock, Transformer
 
 _BY_COLUMN, _BY_ROW = Shard(0), Shard(1)
 
@@ -41,23 +43,43 @@ def split_layers(block: PreNormBlock, axis: DeviceMesh) -> None:
     """Split the weights of a block. Its halves then need the whole input, and give a summand of
     their output."""
     by_row = (block.attention.output, block.feed_forward.down)
-    for linear in (*block.attention.children(), *block.feed_forward.children()):
-        assert isinstance(linear, nn.Linear)
-        _split(linear, axis, _BY_ROW if linear in by_row else _BY_COLUMN)
+    for layer in (*block.attention.children(), *block.feed_forward.children()):
+        if isinstance(layer, Norm):
+            sum_gradient(layer, axis)  # of a head: each rank has some
+            continue
+        assert isinstance(layer, nn.Linear)
+        _split(layer, axis, _BY_ROW if layer in by_row else _BY_COLUMN)
+
+
+def sum_gradient(norm: Norm, axis: DeviceMesh) -> None:
+    """Each rank norms another part of the activations: the weight's gradient is the sum over the
+    axis."""
+    norm.forward = partial(_norm_of_part, norm, axis)  # type: ignore[method-assign]
+
+
+def _norm_of_part(norm: Norm, axis: DeviceMesh, x: Tensor) -> Tensor:
+    weight: Tensor = SumGradients.apply(norm.weight, axis)  # type: ignore[no-untyped-call]
+    return norm.scaled(x, weight)
 
 
 def _split(linear: nn.Linear, axis: DeviceMesh, placement: Shard) -> None:
-    weight = distribute_tensor(linear.weight, axis, [placement], src_data_rank=None)
-    linear.weight = nn.Parameter(weight)
+    for name, parameter in list(linear.named_parameters()):
+        piece = distribute_tensor(parameter, axis, [placement], src_data_rank=None)
+        setattr(linear, name, nn.Parameter(piece))
     linear.forward = partial(_forward_on_local_piece, linear)  # type: ignore[method-assign]
 
 
 def _forward_on_local_piece(linear: nn.Linear, x: Tensor) -> Tensor:
-    weight = linear.weight
+    weight, bias = linear.weight, linear.bias
     if torch.compiler.is_compiling():
-        return F.linear(x, weight.to_local() if isinstance(weight, DTensor) else weight)
+        return F.linear(x, _local(weight), None if bias is None else _local(bias))
     product: Tensor = PieceOfLinear.apply(x, weight)  # type: ignore[no-untyped-call]
-    return product
+    return product if bias is None else product + _local(bias)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local
 
 
 def _enter(axis: DeviceMesh, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -256,8 +256,8 @@ class Restore:
     data_port: int = 0
     """Memory tiers: port of that agent's data channel."""
     uri: str = ""
-    """Remote tier: folder of the checkpoint. Init tier: the checkpoint that `init_from` names, ""
-    for the seed."""
+    """Remote tier: folder of the checkpoint. Init tier: the checkpoint that `init_from` names; "":
+    none, the state is that of the seed, or with published weights."""
     what: InitPart = InitPart.EVERYTHING
     """Init tier: how much of that checkpoint is loaded."""
     mesh: str = ""

@@ -93,6 +93,8 @@ class LoadOutcome:
     reason: str = ""
     rooms: dict[str, int] = field(default_factory=dict)
     """The rooms of the objects in the checkpoint, by the names of their entries."""
+    number: int = 0
+    """Of the order that was carried out."""
 
 
 @dataclass(frozen=True)
@@ -344,6 +346,11 @@ class LoadOrder:
     memory: str = ""
     """Path of the shared memory: the payload, then its layout as JSON."""
     payload_bytes: int = 0
+    object_name: str = ""
+    """If set, what is loaded is no checkpoint, but this small object at `uri`: the shared memory is
+    for its content."""
+    number: int = 0
+    """Among the orders of an attempt of a rank, from 1 on: a late outcome is of an earlier one."""
 
     process: ClassVar[str] = "loader"
     answers: ClassVar[tuple[type, ...]] = (LoadOutcome,)

@@ -49,6 +49,7 @@ from holdfast_workers.parallelize.shard import (
 )
 from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
 from holdfast_workers.progress import beacon
+from holdfast_workers.published.weight_reader import WeightReader
 from holdfast_workers.recipes.batches_ahead import BatchesAhead, wait_for_data
 from holdfast_workers.recipes.micro_batches import (
     MicroBatch,
@@ -124,6 +125,8 @@ class PretrainRecipe(Recipe):
         self._losses: list[Tensor] = []
         """Losses of the micro-batches of the last computed step."""
         self._batches = BatchesAhead(self._read_window)
+        self.published_weights: WeightReader | None = None
+        """What `initialize` takes the parameters from; None: from the seed."""
 
     @property
     def model(self) -> Transformer:
@@ -196,7 +199,13 @@ class PretrainRecipe(Recipe):
     def initialize(self) -> None:
         built, task = self._require_built(), self._require_task()
         for name, box, local in zip(built.names, built.boxes, built.locals, strict=True):
-            local.copy_(task.initial_values(name, box.global_shape)[box.slices()])
+            if self.published_weights is not None:
+                self.published_weights.fill_parameter(local, name, box)
+            elif self.spec.model.published is not None:
+                # A checkpoint has the weights. Were one not loaded, the first step would show it.
+                local.fill_(math.nan)
+            else:
+                local.copy_(task.initial_values(name, box.global_shape)[box.slices()])
         built.optimizer.zero_state()
         self.guard_memory.reset()
         built.checksum.record()

@@ -24,6 +24,7 @@ from holdfast_workers.models import llama_parameters, vit_parameters
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer, initial_values
 from holdfast_workers.models.vit import VisionTransformer
+from holdfast_workers.published.weight_files import UnfitWeights
 from holdfast_workers.spec import TrainingSpec
 
 
@@ -81,9 +82,10 @@ class _TextTask(Task):
     """The next token of a text, at every position: the family `llama`. A sample has
     `sequence_length` targets."""
 
-    def __init__(self, spec: TrainingSpec, vocabulary: int) -> None:
+    def __init__(self, spec: TrainingSpec, tokens: int) -> None:
+        """`tokens`: the number of those that the tokenizer has."""
         super().__init__(spec)
-        self._vocabulary = vocabulary
+        self._vocabulary = vocabulary = spec.model.vocabulary or tokens
         self.targets_per_sample = self.tokens_per_sample = spec.model.sequence_length
         shapes = llama_parameters.parameter_shapes(spec.model, vocabulary)
         self.parameters = sum(prod(shape) for shape in shapes.values())
@@ -192,7 +194,12 @@ class ImageTask(Task):
 
 def new_task(spec: TrainingSpec, cache_dir: Path, waiting: Waiting, on_window: OnWindow) -> Task:
     """The task of a spec; `waiting`: for waits for data, here and in `batch`; `on_window`: for each
-    window, if its data is fetched meanwhile. Raises CorpusError."""
+    window, if its data is fetched meanwhile. Raises CorpusError, UnfitWeights."""
+    if not spec.model.has_sizes:
+        raise UnfitWeights(
+            "model.from is not prepared: the server does so for a job that it starts; elsewhere, "
+            "take the section `model` from the spec of such a job"
+        )
     if spec.model.family == "vit":
         return ImageTask(spec, cache_dir)
     if spec.data.prepared:

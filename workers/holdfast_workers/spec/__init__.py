@@ -20,11 +20,14 @@ from holdfast_workers.spec.data_faults import OF_SOURCES
 from holdfast_workers.spec.faults import find_faults
 from holdfast_workers.spec.fields import Every, NonNegative, Positive, Reference, Section
 from holdfast_workers.spec.model import (
+    OF_PUBLISHED,
     ActivationCheckpointing,
     Family,
     ImageSizes,
     ModelSpec,
+    PublishedSpec,
     RopeScalingSpec,
+    WeightDtype,
 )
 from holdfast_workers.spec.model_faults import MOST_CLASSES, MOST_PIXELS, NEAR_SIZES
 from holdfast_workers.spec.parallel import MESH_AXES, ContextMethod, ParallelSpec, Schedule, Zero
@@ -67,6 +70,7 @@ __all__ = [
     "MOST_PIXELS",
     "NEAR_SIZES",
     "OF_DEFAULT",
+    "OF_PUBLISHED",
     "OF_SOURCES",
     "ActivationCheckpointing",
     "CheckpointSpec",
@@ -89,6 +93,7 @@ __all__ = [
     "Positive",
     "PreparedSpec",
     "ProgramSpec",
+    "PublishedSpec",
     "RankResources",
     "RayRunSpec",
     "Reference",
@@ -105,6 +110,7 @@ __all__ = [
     "TimeoutsSpec",
     "TrainSpec",
     "TrainingSpec",
+    "WeightDtype",
     "Zero",
     "amount_text",
     "find_faults",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from holdfast_workers.spec.fields import Positive, Section
+from holdfast_workers.spec.fields import NonNegative, Positive, Reference, Section
 
 ActivationCheckpointing = Literal["none", "full", "selective"]
 
@@ -35,9 +38,52 @@ class RopeScalingSpec(Section):
 
 
 Family = Literal["llama", "vit"]
+WeightDtype = Literal["float32", "float16", "bfloat16"]
+
+
+Folder = Annotated[
+    Reference, AfterValidator(lambda path: str(PurePosixPath(path)) if path else path)
+]
+"""A path without needless slashes and dots, so that equal ones are equal texts."""
+
+
+class PublishedSpec(Section):
+    """The weights of a published model, as they were when the server read them."""
+
+    uri: Reference = Field(
+        description="URI of the folder with their manifest, which has a digest for each few "
+        "megabytes, and with the model's small files."
+    )
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] = Field(
+        description="Digest (XXH3, 128 bits) of the manifest."
+    )
+    manifest_bytes: Positive
+    nbytes: Positive = Field(description="Of all files of weights.")
+    dtype: WeightDtype | None = Field(
+        default=None, description="Of all weights; null: they have several."
+    )
+    positions: Positive = Field(description="The longest sequence that the model was made for.")
+    sizes: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = Field(
+        default=None,
+        description="Digest of the sizes of the model, which are those of the folder. null: ranks "
+        "compare them with the folder's configuration, if they read its weights.",
+    )
 
 
 class ModelSpec(Section):
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    source: Folder | None = Field(
+        default=None,
+        alias="from",
+        description="llama: the folder of a published model (Llama, Mistral, Qwen2 or Qwen3, in "
+        "Hugging Face's format), which every node can read. The sizes of the model are those of "
+        "its config.json, and the first weights those of its safetensors. null: random weights.",
+    )
+    published: PublishedSpec | None = Field(
+        default=None,
+        description="The weights of `from`. The server sets it before the job takes nodes.",
+    )
     family: Family = Field(
         default="llama",
         description="llama: a language model, of bytes of text. vit: a Vision Transformer, which "
@@ -48,6 +94,32 @@ class ModelSpec(Section):
     heads: Positive = 4
     kv_heads: Positive | None = Field(
         default=None, description="Number of key and value heads. null: the same as `heads`."
+    )
+    head_size: Positive | None = Field(
+        default=None, description="llama: width of a head. null: `dim` / `heads`."
+    )
+    qkv_bias: bool = Field(
+        default=False,
+        description="llama: whether the projections to queries, keys and values have biases, as in "
+        "Qwen2.",
+    )
+    qk_norm: bool = Field(
+        default=False,
+        description="llama: whether each head's query and key are normed before their rotation, as "
+        "in Qwen3.",
+    )
+    sliding_window: Positive | None = Field(
+        default=None,
+        description="llama: number of positions that a token attends to, itself included, as in "
+        "Mistral. null: all before it.",
+    )
+    window_from: NonNegative = Field(
+        default=0, description="llama: the first block whose attention has the `sliding_window`."
+    )
+    vocabulary: Positive | None = Field(
+        default=None,
+        description="llama: number of tokens that the model knows, at least the tokenizer's. "
+        "null: the tokenizer's.",
     )
     ffn_dim: Positive | None = Field(
         default=None,
@@ -85,6 +157,29 @@ class ModelSpec(Section):
     )
 
     @property
+    def has_sizes(self) -> bool:
+        """Whether the sizes are known: those of a published model are once it has been read."""
+        return self.source is None or self.published is not None
+
+    @property
+    def sizes_digest(self) -> str:
+        """Digest (SHA-256, its first 128 bits) of all that a published configuration determines."""
+        sizes = self.model_dump(mode="json", include={*OF_PUBLISHED})
+        return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def width(self) -> int:
+        """Width of a head of attention."""
+        return self.head_size or self.dim // self.heads
+
+    def window_of(self, block: int) -> int | None:
+        """Number of positions that a token of a sequence attends to in a block, at most; None: all
+        before it, and itself."""
+        window = self.sliding_window
+        is_less = window is not None and window < self.sequence_length
+        return window if is_less and block >= self.window_from else None
+
+    @property
     def positions(self) -> int:
         """Length of the sequence that the blocks get: tokens of a text, or patches of an image."""
         if self.family == "llama":
@@ -98,6 +193,14 @@ class ModelSpec(Section):
         if self.image_size is None or self.patch_size is None or self.classes is None:
             raise ValueError("the family vit needs image_size, patch_size and classes")
         return ImageSizes(self.image_size, self.patch_size, self.classes)
+
+
+OF_PUBLISHED = (
+    *("dim", "layers", "heads", "kv_heads", "head_size", "qkv_bias", "qk_norm", "sliding_window"),
+    *("window_from", "vocabulary", "ffn_dim", "norm_eps", "rope_theta", "rope_scaling"),
+    "tied_embeddings",
+)
+"""The fields that the configuration of a published model determines."""
 
 
 @dataclass(frozen=True)

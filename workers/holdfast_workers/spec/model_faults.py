@@ -9,6 +9,7 @@ from holdfast_workers.spec.data_faults import OF_SOURCES
 from holdfast_workers.spec.fields import Section
 from holdfast_workers.spec.model import ModelSpec
 from holdfast_workers.spec.parallel import ParallelSpec
+from holdfast_workers.spec.published_faults import published_faults
 from holdfast_workers.spec.spec_fault import SpecFault
 from holdfast_workers.spec.train import DataSpec
 from holdfast_workers.spec.training import TrainingSpec
@@ -25,26 +26,31 @@ _BESIDE_CP = (
 )
 _NOT_OF_VIT = (
     *("model.kv_heads", "model.sequence_length", "model.rope_theta", "model.rope_scaling"),
-    *("model.tied_embeddings", "parallel.vocabulary_parallel", "parallel.cp"),
+    *("model.tied_embeddings", "model.head_size", "model.qkv_bias", "model.qk_norm"),
+    *("model.sliding_window", "model.window_from", "model.vocabulary"),
+    *("parallel.vocabulary_parallel", "parallel.cp"),
     *("data.sources", *(f"data.{name}" for name in OF_SOURCES)),
 )
 
 
 def model_faults(spec: TrainingSpec) -> list[SpecFault]:
-    """The faults of the built-in model and of its sharding."""
-    faults: list[SpecFault] = []
+    """The faults of the built-in model and of its sharding; those of sizes only once they are
+    known."""
+    faults = [*published_faults(spec)]
     model, parallel = spec.model, spec.parallel
+    if not model.has_sizes:
+        return faults
     kv_heads = model.kv_heads or model.heads
 
     def add(path: str, message: str, *beside: str) -> None:
         faults.append(SpecFault(path=path, message=message, beside=beside))
 
-    if model.dim % model.heads:
+    if model.head_size is None and model.dim % model.heads:
         add("model.heads", f"dim {model.dim} is not divisible by heads {model.heads}", "model.dim")
-    elif model.family == "llama" and (model.dim // model.heads) % 2:
+    elif model.family == "llama" and model.width % 2:
         add(
-            "model.heads",
-            f"head size {model.dim // model.heads} must be even for rotary positions",
+            "model.heads" if model.head_size is None else "model.head_size",
+            f"head size {model.width} must be even for rotary positions",
             *("model.dim", "model.family"),
         )
     scaling = model.rope_scaling
@@ -58,6 +64,26 @@ def model_faults(spec: TrainingSpec) -> list[SpecFault]:
     if model.heads % kv_heads:
         message = f"heads {model.heads} is not divisible by kv_heads {kv_heads}"
         add("model.kv_heads", message, "model.heads")
+    faults += _tensor_faults(spec)
+    faults += _pipeline_faults(spec)
+    if parallel.sequence_parallel and model.compile:
+        message = "sequence_parallel cannot be combined with compile"
+        add("parallel.sequence_parallel", message, "model.compile")
+    if parallel.cp > 1:
+        for why in _why_not_cp(model, parallel):
+            add("parallel.cp", why, *_BESIDE_CP)
+    return [*faults, *(_llama_faults(spec) if model.family == "llama" else _vit_faults(spec))]
+
+
+def _tensor_faults(spec: TrainingSpec) -> list[SpecFault]:
+    """The faults of the built-in model's division by tp."""
+    faults: list[SpecFault] = []
+    model, parallel = spec.model, spec.parallel
+    kv_heads = model.kv_heads or model.heads
+
+    def add(path: str, message: str, *beside: str) -> None:
+        faults.append(SpecFault(path=path, message=message, beside=beside))
+
     if model.heads % parallel.tp:
         message = f"heads {model.heads} is not divisible by tp {parallel.tp}"
         add("parallel.tp", message, "model.heads")
@@ -70,11 +96,7 @@ def model_faults(spec: TrainingSpec) -> list[SpecFault]:
             f"sequence_length {model.sequence_length} is not divisible by tp {parallel.tp}",
             *("model.sequence_length", "model.family"),
         )
-    faults += _pipeline_faults(spec)
-    if parallel.sequence_parallel and model.compile:
-        message = "sequence_parallel cannot be combined with compile"
-        add("parallel.sequence_parallel", message, "model.compile")
-    vocabulary = spec.data.vocabulary
+    vocabulary = spec.vocabulary
     if parallel.vocabulary_parallel and vocabulary is not None and vocabulary % parallel.tp:
         add(
             "parallel.vocabulary_parallel",
@@ -85,10 +107,7 @@ def model_faults(spec: TrainingSpec) -> list[SpecFault]:
     if model.ffn_dim is not None and model.ffn_dim % parallel.tp:
         message = f"ffn_dim {model.ffn_dim} is not divisible by tp {parallel.tp}"
         add("parallel.tp", message, "model.ffn_dim")
-    if parallel.cp > 1:
-        for why in _why_not_cp(model, parallel):
-            add("parallel.cp", why, *_BESIDE_CP)
-    return [*faults, *(_llama_faults(model) if model.family == "llama" else _vit_faults(spec))]
+    return faults
 
 
 def _pipeline_faults(spec: TrainingSpec) -> list[SpecFault]:
@@ -140,7 +159,23 @@ def _pipeline_faults(spec: TrainingSpec) -> list[SpecFault]:
     return faults
 
 
-def _llama_faults(model: ModelSpec) -> Iterator[SpecFault]:
+def _llama_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
+    model, parallel = spec.model, spec.parallel
+    tokens = spec.data.vocabulary
+    if model.vocabulary is not None and tokens is not None and model.vocabulary < tokens:
+        message = (
+            f"the tokenizer has {tokens} tokens, and the model knows {model.vocabulary}: use the "
+            "tokenizer that the model was made with"
+        )
+        yield SpecFault(path="model.vocabulary", message=message, beside=("data.tokenizer",))
+    has_window = any(model.window_of(block) is not None for block in range(model.layers))
+    if parallel.cp > 1 and parallel.context_method == "ring" and has_window:
+        message = (
+            f"ring cannot be combined with the sliding_window of {model.sliding_window}: use "
+            "all_gather or ulysses"
+        )
+        beside = ("model.sliding_window", "parallel.cp")
+        yield SpecFault(path="parallel.context_method", message=message, beside=beside)
     for name in _OF_VIT:
         if getattr(model, name) is not None:
             message = f"{name} is for models of the family vit: remove it"

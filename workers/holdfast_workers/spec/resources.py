@@ -46,8 +46,8 @@ class TimeoutsSpec(Section):
     )
     load_s: Seconds | None = Field(
         default=None,
-        description="For a rank's state from the remote tier, in addition to `form_s`. null: as "
-        "long as `form_s` and the limits of `detection` allow.",
+        description="For a rank's state from the remote tier, or its published weights, in "
+        "addition to `form_s`. null: as long as `form_s` and the limits of `detection` allow.",
     )
     first_step_s: Seconds = Field(
         default=900,

@@ -86,6 +86,11 @@ class PreparedSpec(Section):
         default=None,
         description="Digest (XXH3, 128 bits) of the `tokenizer.json`; for `bytes`, of this word.",
     )
+    tokenizer_files: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = Field(
+        default=None,
+        description="Digest of the record of the tokenizer's files, as they were when this job's "
+        "source was prepared; null: none are kept.",
+    )
     document_end: NonNegative | None = Field(
         default=None, description="Id of the token that ends each document."
     )

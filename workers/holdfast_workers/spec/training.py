@@ -73,6 +73,14 @@ class TrainingSpec(Section):
         )
 
     @property
+    def vocabulary(self) -> int | None:
+        """Number of tokens that a built-in language model knows; None: not known before the data
+        and the model are prepared."""
+        if not self.model.has_sizes:
+            return None
+        return self.model.vocabulary or self.data.vocabulary
+
+    @property
     def function_name(self) -> str | None:
         """The user's code that trains in the steps of a context: the function, or the file or
         module of a script. None: a recipe, or a program."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast_workers.data.token_set import TokenizerFacts, Tokens, shard_digest
+from holdfast_workers.published.kept_tokenizer import KEPT_BESIDE, TOKENIZER
 from holdfast_workers.spec.train import (
     BYTE_VOCABULARY,
     BYTES,
@@ -35,7 +36,7 @@ from holdfast_workers.token_sets.refusals import (
     unreadable,
 )
 
-FILE = "tokenizer.json"
+FILE = TOKENIZER
 CONFIG = "tokenizer_config.json"
 MOST_FILE_BYTES = 1 << 28
 _BATCH_BYTES = 1 << 20
@@ -62,6 +63,13 @@ class TokenizerFile:
     """The end of documents, and those that the configuration beside the file names."""
     lost_bytes: frozenset[int] = frozenset()
     """Bytes of UTF-8 that have no token, which the library leaves out of a text silently."""
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    """The other files of the tokenizer in its folder, by name."""
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """All files of the tokenizer, by name; {} for `bytes`."""
+        return {FILE: self.content, **self.beside} if self.content else {}
 
 
 def read_tokenizer(data: DataSpec) -> TokenizerFile:
@@ -109,7 +117,7 @@ def read_tokenizer(data: DataSpec) -> TokenizerFile:
         for role, token in named.items()
         if token in vocabulary and _is_storable(token)
     }
-    return TokenizerFile(facts, content, special, lost_bytes)
+    return TokenizerFile(facts, content, special, lost_bytes, _beside(path))
 
 
 class Encoder:
@@ -218,6 +226,16 @@ def _read(path: Path) -> bytes:
         if path.stat().st_size > MOST_FILE_BYTES:
             raise DataRefused(f"{path} has over {MOST_FILE_BYTES} bytes: name a {FILE}")
         return path.read_bytes()
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+
+
+def _beside(path: Path) -> dict[str, bytes]:
+    """The files that belong to the tokenizer at `path`. Raises DataRefused, and
+    TransientStorageError."""
+    places = (path.with_name(name) for name in KEPT_BESIDE)
+    try:
+        return {place.name: _read(place) for place in places if place.is_file()}
     except OSError as error:
         raise unreadable(str(path), error) from error
 

@@ -25,14 +25,16 @@ def flops_per_token(parameters: int, spec: ModelSpec, vocabulary: int = BYTE_VOC
     Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B: N parameters without the embedding
     table (a look-up does no arithmetic), unless the head uses the table too; L layers, H heads of
     size Q, sequence length T. Causal masking is not discounted and recomputation is not counted.
-    Of images, N has no positions, and the head's share of a patch, as it sees only their mean.
+    Of blocks with a window of attention, T is the window. Of images, N has no positions, and the
+    head's share of a patch, as it sees only their mean.
     """
     if spec.family == "vit":
         head = spec.images.classes * spec.dim
         multiplied = parameters - spec.positions * spec.dim - head + head / spec.positions
     else:
         multiplied = parameters - (0 if spec.tied_embeddings else vocabulary * spec.dim)
-    return 6.0 * multiplied + 12.0 * spec.layers * spec.dim * spec.positions
+    seen = sum(spec.window_of(block) or spec.positions for block in range(spec.layers))
+    return 6.0 * multiplied + 12.0 * spec.heads * spec.width * seen
 
 
 def peak_flops(device_name: str) -> float | None:

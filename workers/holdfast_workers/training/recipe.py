@@ -209,7 +209,8 @@ class Recipe(ABC):
 
     @abstractmethod
     def initialize(self) -> None:
-        """Load the state of step 0, which depends on the seed alone, not on the mesh."""
+        """Load the state of step 0, which depends on the seed alone, not on the mesh; or with
+        `published_weights`, of a recipe that takes them."""
 
     def rebind(self, world: World) -> None:
         """Replace the process groups of the live model: same mesh, same rank, next attempt.

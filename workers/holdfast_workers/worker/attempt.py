@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,6 +57,8 @@ from holdfast_workers.protocol.signals import (
     WorkerJoined,
     WorkerLeft,
 )
+from holdfast_workers.published.weight_reader import WeightsUnavailable
+from holdfast_workers.published.weight_set import MANIFEST
 from holdfast_workers.state.digest import ShardDigest
 from holdfast_workers.state.replicas import CorruptionFound
 from holdfast_workers.training.determinism import advice
@@ -66,9 +69,10 @@ from holdfast_workers.training.recipe import GuardTripped, NonFiniteStep, World,
 from holdfast_workers.training.remote_save_schedule import RemoteSaveSchedule
 from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import DigestSource, Steps
+from holdfast_workers.worker.first_weights import initialize_with_weights, published_weights_of
 from holdfast_workers.worker.initial_state import knows_all_weights, load_initial_state
 from holdfast_workers.worker.rank_checkpoints import RankCheckpoints
-from holdfast_workers.worker.remote_loading import LoadBuffer, load_with_room
+from holdfast_workers.worker.remote_loading import LoadBuffer, load_object, load_with_room
 
 if TYPE_CHECKING:
     from holdfast_workers.fault_injection.fault_points import FaultPoints
@@ -85,6 +89,8 @@ COLD_STEPS = 3
 
 _RESTORE_PHASES = {Tier.OWN_RAM: "restore", Tier.PARTNER_RAM: "restore_partner"}
 """Phases whose durations are learned per tier; all other tiers share the phase `restore_far`."""
+WEIGHTS_PHASE = "read_weights"
+"""The phase of each read of published weights."""
 
 
 class AttemptFenced(Exception):
@@ -111,7 +117,7 @@ class ControlLink(Protocol):
     def is_fenced(self, attempt: int) -> bool: ...
     def wait_replicated(self, attempt: int, step: int, timeout_s: float) -> int: ...
     def wait_state(self, attempt: int, timeout_s: float) -> StateReply: ...
-    def wait_load(self, attempt: int, timeout_s: float) -> LoadOutcome: ...
+    def wait_load(self, attempt: int, number: int, timeout_s: float) -> LoadOutcome: ...
     def is_to_finish(self, attempt: int) -> bool: ...
     def is_to_leave(self, attempt: int) -> bool: ...
     def has_lease(self, attempt: int) -> bool: ...
@@ -144,6 +150,7 @@ class RankAttempt:
         self._reports = order.local_rank == 0  # for all ranks of the node
         self._spec = recipe.spec
         self._arrived_step = -1  # newest step in memory that is known to be at the partners
+        self._load_numbers = count(1)
         self._step = 0
         self._cold_until = 0
         self._start_digest: ShardDigest | None = None
@@ -467,9 +474,40 @@ class RankAttempt:
             self._load(buffer, layout, restore.uri, own=False)
 
         try:
-            load_initial_state(self._recipe, restore, load)
-        except StorageError as error:
+            load_initial_state(self._recipe, restore, load, self._initialize)
+        except (StorageError, WeightsUnavailable) as error:
             raise RestoreFailed(str(error)) from error
+
+    def _initialize(self) -> None:
+        """Load the state of step 0. Published weights may take long: each few megabytes are a sign
+        of life."""
+        published = published_weights_of(self._spec)
+        if published is None:
+            self._recipe.initialize()
+            return
+        order = LoadOrder(
+            self._number,
+            self._rank,
+            published.uri,
+            self._join_order.form.mesh,
+            own=False,
+            object_name=MANIFEST,
+            payload_bytes=published.manifest_bytes,
+        )
+        bound_s = self._config.plan.load_bound_s or self._spec.detection.first_limit_s
+        reads = count()
+
+        def on_read() -> None:
+            self._check_fence()
+            self._beacon.enter(WEIGHTS_PHASE, 0, next(reads), bound_s)
+
+        with self._beacon.nested_phase(WEIGHTS_PHASE, bound_s):
+            initialize_with_weights(
+                self._recipe,
+                lambda: load_object(order, self._ask_loader),
+                on_read,
+                self._config.plan.form_timeout_s,
+            )
 
     def _from_remote(self, uri: str, step: int) -> None:
         def load(buffer: LoadBuffer, layout: StateLayout) -> None:
@@ -492,12 +530,13 @@ class RankAttempt:
         mesh = self._join_order.form.mesh
         exact = not own and knows_all_weights(self._spec, mesh)
         order = LoadOrder(self._number, self._rank, uri, mesh, own, exact)
+        buffer.load(order, layout, Path(self._config.storage_fault_file), self._ask_loader)
 
-        def ask(order: LoadOrder) -> LoadOutcome:
-            self._link.send(order)
-            return self._link.wait_load(self._number, self._config.plan.load_timeout_s)
-
-        buffer.load(order, layout, Path(self._config.storage_fault_file), ask)
+    def _ask_loader(self, order: LoadOrder) -> LoadOutcome:
+        numbered = replace(order, number=next(self._load_numbers))
+        self._link.send(numbered)
+        timeout_s = self._config.plan.load_timeout_s
+        return self._link.wait_load(self._number, numbered.number, timeout_s)
 
     def _ensure_in_memory(self, step: int) -> None:
         """Commit the restored state to memory, if it is not there yet."""

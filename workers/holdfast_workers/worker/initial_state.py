@@ -1,4 +1,5 @@
-"""Loads a job's first state: the state of its seed, or the checkpoint that `init_from` names.
+"""Loads a job's first state: that of its seed or with published weights, or the checkpoint that
+`init_from` names.
 
 From another run's checkpoint, either everything is loaded, and this run continues from that step,
 or only the model's weights, and everything else is as at step 0. The meshes may differ. The names
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast_workers.checkpoint.manifest import CheckpointError
 from holdfast_workers.parallelize.mesh import PIPELINE_AXIS
 from holdfast_workers.protocol.messages import DCP_URI_PREFIX, InitPart, Restore
+from holdfast_workers.published.weight_set import BadWeightSet
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.training.recipe import make_room
@@ -23,20 +25,29 @@ if TYPE_CHECKING:
 
 
 class CannotBegin(Exception):
-    """The checkpoint of `init_from` is damaged or of another model; the user must change it."""
+    """The checkpoint of `init_from`, or the folder of published weights, is damaged or of another
+    model; the user must change it."""
 
 
 def load_initial_state(
-    recipe: Recipe, restore: Restore, load: Callable[[LoadBuffer, StateLayout], None]
+    recipe: Recipe,
+    restore: Restore,
+    load: Callable[[LoadBuffer, StateLayout], None],
+    initialize: Callable[[], None] | None = None,
 ) -> None:
     """Load the state that the order's `restore` names. Raises CannotBegin, StorageError.
 
-    `load` fills a buffer from `restore.uri`.
+    `load` fills a buffer from `restore.uri`; `initialize` loads the state of step 0 if there is
+    none, by default that of the seed.
     """
-    recipe.initialize()  # also for the parts that the checkpoint lacks or that are not requested
     uri = restore.uri
     if not uri:
+        try:
+            (initialize or recipe.initialize)()
+        except BadWeightSet as error:
+            raise CannotBegin(str(error)) from error
         return
+    recipe.initialize()  # for the parts that the checkpoint lacks or that are not requested
     whole = recipe.layout()
     is_stock = uri.startswith(DCP_URI_PREFIX)
     buffer = LoadBuffer(uri.removeprefix(DCP_URI_PREFIX), whole.payload_bytes)

@@ -13,6 +13,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
@@ -250,23 +251,29 @@ class WorkerLink:
         late = f"the state did not arrive within {timeout_s} s"
         return self._wait_for(self._state, attempt, timeout_s) or StateReply(attempt, late)
 
-    def wait_load(self, attempt: int, timeout_s: float) -> LoadOutcome:
-        """The outcome of the load that this rank has ordered."""
+    def wait_load(self, attempt: int, number: int, timeout_s: float) -> LoadOutcome:
+        """The outcome of the load that this rank has ordered with this number."""
         late = f"the checkpoint was not loaded within {timeout_s} s"
-        return self._wait_for(self._load, attempt, timeout_s) or LoadOutcome(
-            attempt, LoadResult.FAILED, reason=late
+        outcome = self._wait_for(
+            self._load, attempt, timeout_s, lambda found: found.number == number
         )
+        return outcome or LoadOutcome(attempt, LoadResult.FAILED, reason=late)
 
     def _wait_for(
-        self, by_attempt: dict[int, Value], attempt: int, timeout_s: float
+        self,
+        by_attempt: dict[int, Value],
+        attempt: int,
+        timeout_s: float,
+        is_answer: Callable[[Value], bool] = lambda _: True,
     ) -> Value | None:
+        def has_answer() -> bool:
+            return attempt in by_attempt and is_answer(by_attempt[attempt])
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: attempt in by_attempt or self.is_fenced(attempt), timeout_s
-            )
+            self._changed.wait_for(lambda: has_answer() or self.is_fenced(attempt), timeout_s)
             if self.is_fenced(attempt):
                 raise AttemptFenced(attempt)
-            return by_attempt.get(attempt)
+            return by_attempt.pop(attempt) if has_answer() else None
 
     def _newest(self, attempt: int) -> int:
         return self._replicated.get(attempt, -1)
@@ -316,7 +323,9 @@ class WorkerLink:
             case StateReply(attempt=attempt):
                 _keep_newest(self._state, attempt, message)
             case LoadOutcome(attempt=attempt):
-                _keep_newest(self._load, attempt, message)
+                # The outcome of an order that is waited for no more may arrive late.
+                if message.number >= self._load.get(attempt, message).number:
+                    _keep_newest(self._load, attempt, message)
             case PartnerPresence(attempt=attempt, present=present):
                 if attempt >= self._partnered[0]:
                     self._partnered = (attempt, present)

@@ -1,5 +1,5 @@
-"""Loads a checkpoint into a rank's payload: from a folder in the rank's own process, from a bucket
-through its agent.
+"""Loads a checkpoint into a rank's payload, or a small object: from a folder in the rank's own
+process, from a bucket through its agent.
 
 A rank runs users' code, so it never has a bucket's credentials. For a bucket, the agent starts a
 process without users' code (`child_programs/saver.py`), which fills memory that it shares with the
@@ -76,6 +76,21 @@ class LoadBuffer:
             os.close(self._shared)
 
 
+def load_object(order: LoadOrder, ask: Callable[[LoadOrder], LoadOutcome]) -> bytes:
+    """The object that an order names, of `payload_bytes` bytes; the caller verifies it. `ask` has
+    the agent carry out an order. Raises StorageError."""
+    if local_folder(order.uri) is not None:
+        return open_storage(order.uri).read(order.object_name)
+    shared = os.memfd_create("holdfast-load", os.MFD_CLOEXEC)
+    try:
+        os.truncate(shared, order.payload_bytes)
+        path = f"/proc/{os.getpid()}/fd/{shared}"
+        _check(ask(replace(order, memory=path)), order.uri)
+        return os.pread(shared, order.payload_bytes, 0)
+    finally:
+        os.close(shared)
+
+
 def load_with_room(
     load: Callable[[LoadBuffer, StateLayout], None],
     buffer: LoadBuffer,
@@ -98,6 +113,11 @@ def load_with_room(
 def fill_shared(order: LoadOrder, options: StorageOptions, fault_file: Path) -> LoadOutcome:
     """Carry out an order whose memory another process shares."""
     try:
+        if order.object_name:
+            content = open_storage(order.uri, options).read(order.object_name)
+            with Path(order.memory).open("r+b") as file:
+                file.write(content)
+            return LoadOutcome(order.attempt, LoadResult.LOADED)
         with (
             Path(order.memory).open("r+b") as file,
             mmap.mmap(file.fileno(), 0) as memory,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import time
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.client import address as addresses
-from holdfast.client import calls
+from holdfast.client import calls, model_folder
 from holdfast.client import job_names as names
 from holdfast.client.async_waiting import off_loop, sleep
 from holdfast.client.asynchronous.transport import AsyncTransport
@@ -394,15 +395,22 @@ class AsyncRequestMethods:
         on_bytes: Callable[[int, int], None] = lambda _written, _whole: None,
     ) -> int:
         """Write the model's parameters to `target`, as safetensors; returns the size in bytes.
+        `hugging_face`: make a folder that `transformers` loads, with configuration and tokenizer; a
+        warning says what it lacks.
 
-        The server verifies every byte first, which can take a while; see :meth:`prepare_export` and
-        :meth:`download`.
+        The server verifies every byte first, which can take a while; see :meth:`prepare_export`,
+        :meth:`download` and :meth:`download_folder`.
         """
+        if hugging_face:
+            target = model_folder.folder_at(target)
         start = calls.export(job_id, step, hugging_face=hugging_face)
         operation = await self._transport.call(start)
-        async for _progress in self.follow_operation(operation.id):
-            pass
-        return await self.download(operation.id, target, on_bytes)
+        async for progress in self.follow_operation(operation.id):
+            operation = progress
+        if operation.content is not None and operation.content.note is not None:
+            warnings.warn(f"{target}: {operation.content.note}", stacklevel=2)
+        download = self.download_folder if hugging_face else self.download
+        return await download(operation.id, target, on_bytes)
 
     async def download(
         self,
@@ -415,6 +423,23 @@ class AsyncRequestMethods:
         resumed where it broke. Raises NotFound if the file is kept no longer."""
         path = operation_path(operation_id, "/content")
         return await self._transport.download(path, target, on_bytes)
+
+    async def download_folder(
+        self,
+        operation_id: str,
+        target: Path,
+        on_bytes: Callable[[int, int], None] = lambda _written, _whole: None,
+    ) -> int:
+        """Write the folder of an export for Hugging Face to `target`, a new or empty folder, as
+        :meth:`download` writes a file. The disk needs room for twice its size meanwhile."""
+        folder = model_folder.folder_at(target)
+        packed = model_folder.packed_file(folder)
+        try:
+            nbytes = await self.download(operation_id, packed, on_bytes)
+            await off_loop(model_folder.unpack, packed, folder)
+        finally:
+            packed.unlink(missing_ok=True)
+        return nbytes
 
     async def operations(
         self, job_id: str | None = None, *, active: bool | None = None

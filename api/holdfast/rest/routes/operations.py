@@ -24,7 +24,9 @@ PREFIX = "/api/v1/operations"
 router = APIRouter(tags=["operations"])
 
 OperationId = Annotated[str, Path(max_length=64, description="`id` of the operation")]
-SAFETENSORS = "application/octet-stream"
+_SAFETENSORS = "application/octet-stream"
+_TAR = "application/x-tar"
+_FILE = {"schema": {"type": "string", "format": "binary"}}
 _RANGE_REFUSED = (400, 416)
 _RETRY_AFTER_S = 1
 _STARTED: dict[int | str, dict[str, Any]] = {
@@ -44,11 +46,11 @@ _STARTED: dict[int | str, dict[str, Any]] = {
 _CONTENT: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The file, with its length. All its bytes are verified.",
-        "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
+        "content": {_SAFETENSORS: _FILE, _TAR: _FILE},
     },
     206: {
         "description": "The part of the file that `Range` names, if `If-Range` is its `ETag`.",
-        "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
+        "content": {_SAFETENSORS: _FILE, _TAR: _FILE},
     },
     **documented(404, 409, 416, 422),
 }
@@ -82,7 +84,11 @@ async def export_checkpoint(
     *,
     format: Annotated[Literal["safetensors"], Query()] = "safetensors",
     names: Annotated[
-        ParameterNames, Query(description="hf: the names of Hugging Face's LlamaForCausalLM")
+        ParameterNames,
+        Query(
+            description="own: one file of safetensors. hf: a tar file of a folder that Hugging "
+            "Face's transformers loads, with its names"
+        ),
     ] = ParameterNames.OWN,
 ) -> OperationView:
     return _started(response, await services.operations.export(job_id, step, names))
@@ -156,7 +162,7 @@ class _ContentResponse(FileResponse):
         super().__init__(
             f"/proc/self/fd/{number}",
             headers={"ETag": f'"{content.view.digest}"'},
-            media_type=SAFETENSORS,
+            media_type=_TAR if content.view.name.endswith(".tar") else _SAFETENSORS,
             filename=content.view.name,
             stat_result=os.fstat(number),
         )

@@ -52,6 +52,7 @@ class EventKind(StrEnum):
     JOB_RELEASED = "job.released"
     RELEASE_OVERDUE = "release.overdue"
     DATA_PREPARED = "data.prepared"
+    MODEL_PREPARED = "model.prepared"
     PACKAGES_INSTALLED = "packages.installed"
     SUPERVISOR_STARTED = "supervisor.started"
     CHECKPOINT_VERIFIED = "checkpoint.verified"

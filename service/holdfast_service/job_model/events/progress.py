@@ -129,6 +129,22 @@ class DataPreparedEvent(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelPreparedEvent(JobEvent):
+    """The weights of the job's published model were read: each byte of them has a digest now."""
+
+    kind = EventKind.MODEL_PREPARED
+    folder: str
+    family: str
+    """As its configuration names it."""
+    nbytes: int
+    """Of its files of weights."""
+    digest: str
+    """Of their manifest."""
+    took_s: float
+    """Seconds for which the job waited for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SupervisorStartedEvent(JobEvent):
     """The reconciler started the job's supervisor, or adopted the one that it found."""
 

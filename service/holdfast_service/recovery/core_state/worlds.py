@@ -123,7 +123,11 @@ class AttemptWorld:
     def forming_s(self, config: RecoveryConfig) -> float:
         """How long its ranks may take to join."""
         restores = [member.restore for member in self.members.values()]
-        loads = any(r.tier is Tier.REMOTE or (r.tier is Tier.INIT and r.uri) for r in restores)
+        begins_far = config.spec.model.published is not None
+        loads = any(
+            r.tier is Tier.REMOTE or (r.tier is Tier.INIT and (r.uri or begins_far))
+            for r in restores
+        )
         timeouts = config.spec.timeouts
         return timeouts.form_s + (timeouts.load_s or 0.0 if loads else 0.0)
 

@@ -19,8 +19,8 @@ from tests.support.service.job_drives import (
     until_waits,
 )
 
-from holdfast_service.job_model.data_preparation import PreparePhase, SourceProgress, SourceRequest
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.preparation import PreparePhase, SourceProgress, SourceRequest
 from holdfast_service.job_model.supervisor_protocol import ClusterUnavailable
 from holdfast_service.services.jobs import JobService
 from holdfast_service.settings import Settings

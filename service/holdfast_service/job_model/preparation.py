@@ -1,5 +1,5 @@
-"""How the sources of a job become token sets: what is asked of the cluster, and what it reports.
-Pure.
+"""How the sources of a job become token sets, and the folder of a published model a set of weights:
+what is asked of the cluster, and what it reports. Pure.
 
 Each source is prepared for itself, so that jobs share it whatever their other sources and weights
 are.
@@ -13,13 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from holdfast_service.wording import duration, enumeration, plural
 from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.checkpoint.storage import joined
 from holdfast_workers.spec import (
+    OF_PUBLISHED,
     DataSpec,
+    ModelSpec,
     PreparedSpec,
+    PublishedSpec,
     RemoteTierSpec,
     SourceSpec,
     SpecFault,
@@ -30,8 +34,10 @@ from holdfast_workers.spec import (
 _SET_NAME = re.compile(r"[0-9a-f]{32}")
 TOKENS = "tokens"
 """The folder of token sets, beside those of jobs."""
+WEIGHTS = "weights"
+"""The folder of published weights, beside those of jobs."""
 _LEAST_SHARE = 0.01
-"""Share of a source that must have been read before the rest is estimated."""
+"""Share that must have been read before the rest is estimated."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,23 @@ class SourceRequest:
         parts = (self.root, self.origin, self.source.secret, self.remote.secret, share)
         if self.apart_from:
             parts = (*parts, self.apart_from)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class WeightsRequest:
+    """The folder of a published model, whose weights are to be read."""
+
+    folder: str
+    remote: RemoteTierSpec
+    """How the storage of their manifest is reached."""
+    root: str
+    """URI below which the manifests are."""
+
+    @property
+    def name(self) -> str:
+        """Equal for requests that one preparation serves."""
+        parts = (WEIGHTS, self.root, self.folder, self.remote.secret)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -113,9 +136,7 @@ class SourceProgress:
         """Seconds until the end at the present pace; None: not known."""
         if self.phase is PreparePhase.READY:
             return 0.0
-        if not self.bytes_per_s or self.done_bytes < _LEAST_SHARE * self.total_bytes:
-            return None
-        return (self.total_bytes - self.done_bytes) / self.bytes_per_s
+        return _left_s(self.total_bytes, self.done_bytes, self.bytes_per_s)
 
     @property
     def expected_tokens(self) -> int | None:
@@ -127,22 +148,89 @@ class SourceProgress:
         return round(self.tokens * self.total_bytes / self.done_bytes)
 
 
-def root_of(remote: RemoteTierSpec, data_dir: Path) -> str:
-    """The URI below which the token sets of a job with this resolved `remote` are."""
-    return str(data_dir.absolute() / TOKENS) if remote.uri is None else joined(remote.uri, TOKENS)
+@dataclass(frozen=True)
+class WeightsProgress:
+    """How far the weights of a folder are read."""
+
+    path: str
+    total_bytes: int = 0
+    """Of its files of weights; 0: its configuration is being read."""
+    done_bytes: int = 0
+    """Of the files that are read to their end."""
+    bytes_per_s: float = 0.0
+    waits: str = ""
+    """What it waits for at present."""
+    error: str = ""
+    """Why the folder is refused."""
+    family: str = ""
+    """As its configuration names it."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Those of the section `model` that its configuration determines, as in JSON."""
+    published: PublishedSpec | None = None
+    """The weights, once all are read."""
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.error) or self.published is not None
+
+    @property
+    def refusal(self) -> str:
+        """Why the folder is refused, with its name; "": it is not."""
+        is_named = not self.error or self.path in self.error
+        return self.error if is_named else f"{self.path}: {self.error}"
+
+    @property
+    def text(self) -> str:
+        """What a job waits for while they are read."""
+        text = f"the configuration of {self.path} is being read"
+        if self.total_bytes:
+            done, total = size_of(self.done_bytes), size_of(self.total_bytes)
+            text = f"{done} of {total} of the weights of {self.path} are read"
+            left_s = _left_s(self.total_bytes, self.done_bytes, self.bytes_per_s)
+            if left_s is not None and left_s >= 1:
+                text += f", about {duration(left_s)} left"
+        return f"{text}; {self.waits}" if self.waits else text
 
 
-def place_faults(data: DataSpec, root: str) -> list[SpecFault]:
-    """Token sets elsewhere than below `root`: the job's credentials are for that place alone."""
-    return [
+def _left_s(total_bytes: int, done_bytes: int, bytes_per_s: float) -> float | None:
+    """Seconds until the end at the present pace; None: not known."""
+    if not bytes_per_s or done_bytes < _LEAST_SHARE * total_bytes:
+        return None
+    return (total_bytes - done_bytes) / bytes_per_s
+
+
+def root_of(remote: RemoteTierSpec, data_dir: Path, kind: str = TOKENS) -> str:
+    """The URI below which the token sets of a job with this resolved `remote` are, or what else
+    `kind` names."""
+    return str(data_dir.absolute() / kind) if remote.uri is None else joined(remote.uri, kind)
+
+
+def place_faults(spec: TrainingSpec, data_dir: Path) -> list[SpecFault]:
+    """Token sets and weights of a resolved spec that are elsewhere than the server puts them: the
+    job's credentials are for that place alone."""
+    remote = spec.checkpoint.remote
+    tokens, weights = (root_of(remote, data_dir, kind) for kind in (TOKENS, WEIGHTS))
+    found = [
         SpecFault(
             path=f"{place}.uri",
-            message=f"{each.uri!r} is not a token set below {root}, where those of this job are: "
+            message=f"{each.uri!r} is not a token set below {tokens}, where those of this job are: "
             "remove `prepared`, and the server prepares the sources",
         )
-        for place, each in data.token_sets.items()
-        if not _SET_NAME.fullmatch(each.uri.removeprefix(f"{root}/"))
+        for place, each in spec.data.token_sets.items()
+        if not _is_set_below(tokens, each.uri)
     ]
+    published = spec.model.published
+    if published is not None and not _is_set_below(weights, published.uri):
+        message = (
+            f"{published.uri!r} is no set of weights below {weights}, where those of this job are: "
+            "remove `published`, and the server reads the folder of `from`"
+        )
+        found.append(SpecFault(path="model.published.uri", message=message))
+    return found
+
+
+def _is_set_below(root: str, uri: str) -> bool:
+    return _SET_NAME.fullmatch(uri.removeprefix(f"{root}/")) is not None
 
 
 def requests_of(spec: TrainingSpec, root: str, *, refuse_local: bool) -> list[SourceRequest]:
@@ -169,6 +257,26 @@ def requests_of(spec: TrainingSpec, root: str, *, refuse_local: bool) -> list[So
 
 def needs_preparation(data: DataSpec) -> bool:
     return bool(data.sources) and not data.prepared
+
+
+def weights_request(spec: TrainingSpec, root: str) -> WeightsRequest | None:
+    """Of a resolved spec; None: its model begins with no published weights, or they are read.
+    `root`: see `root_of`."""
+    if spec.model.source is None or spec.model.has_sizes:
+        return None
+    return WeightsRequest(spec.model.source, spec.checkpoint.remote, root)
+
+
+def with_weights(model: ModelSpec, progress: WeightsProgress) -> ModelSpec | None:
+    """The section with the weights that were read, and all that their configuration determines;
+    None: they are not read yet. Raises ValidationError for sizes that no model here has."""
+    if progress.published is None:
+        return None
+    kept = model.model_dump(mode="json", exclude={*OF_PUBLISHED, "published"})
+    found = {name: progress.fields[name] for name in OF_PUBLISHED if name in progress.fields}
+    model = ModelSpec.model_validate({**kept, **found, "published": progress.published})
+    published = progress.published.model_copy(update={"sizes": model.sizes_digest})
+    return model.model_copy(update={"published": published})
 
 
 def with_token_sets(data: DataSpec, progress: Sequence[SourceProgress]) -> DataSpec | None:

@@ -1,0 +1,1 @@
+"""Published models in Hugging Face's format: their configuration, files and weights."""
