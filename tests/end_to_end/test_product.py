@@ -194,9 +194,8 @@ def test_another_job_starts_from_a_checkpoint_with_the_same_bits(
     }
     assert kept[start].needed_by == ()  # the other job has its own checkpoints by now
     assert kept[start].metrics["loss"] > 0
-    target = tmp_path / "model.safetensors"
-    client.export_checkpoint(job.id, STEPS, target, hugging_face=True)
-    assert "lm_head.weight" in load_file(target)
+    client.export_checkpoint(job.id, STEPS, tmp_path / "model", hugging_face=True)
+    assert "lm_head.weight" in load_file(tmp_path / "model/model.safetensors")
 
 
 @pytest.mark.story("function")
@@ -281,11 +280,17 @@ def test_the_quickstart_works_from_top_to_bottom(product: Product) -> None:
 
 @pytest.mark.soak
 def test_the_commands_of_the_pages_work(product: Product) -> None:
+    shutil.rmtree("/tmp/holdfast-data/model", ignore_errors=True)  # of an earlier run
     output = run_blocks(product, (*marked("tutorial.md"), marked("bring.md")[1]))
     assert "points classified correctly" in output
     assert "accuracy  now" in output
     assert "tokens of /tmp/holdfast-data/docs/*.parquet" in output
     assert "40 of 40 steps" in output
+    (row,) = (row for row in product.client.list() if row.name == "continued-lm")
+    job = product.client.get(row.id)
+    model = job.spec["model"]
+    assert (job.state, job.progress.step, model["dim"]) == ("SUCCEEDED", 40, 128)
+    assert (model["qkv_bias"], model["published"]["dtype"]) == (True, "float32")
 
 
 @pytest.mark.story("script")
