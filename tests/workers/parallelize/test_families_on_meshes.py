@@ -59,9 +59,9 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
         ({"tp": 2}, {"activation_checkpointing": "full"}),
         ({"tp": 2, "vocabulary_parallel": True}, {"activation_checkpointing": "selective"}),
         ({"tp": 2, "sequence_parallel": True, "vocabulary_parallel": True}, {}),
-        ({"pp": 2, "schedule": "gpipe"}, {}),
+        slow({"pp": 2, "schedule": "gpipe"}, {}),
         ({"pp": 2, "schedule": "1f1b"}, {}),
-        ({"pp": 2, "schedule": "interleaved"}, {}),
+        slow({"pp": 2, "schedule": "interleaved"}, {}),
         ({"pp": 2, "schedule": "zero_bubble"}, {}),
         ({"cp": 2, "context_method": "all_gather"}, {}),
         ({"cp": 2, "context_method": "ulysses"}, {}),
@@ -91,7 +91,9 @@ def test_a_step_is_that_of_transformers(
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("mesh", [{"dp_shard": 2}, {"tp": 2, "sequence_parallel": True}], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [slow({"dp_shard": 2}), {"tp": 2, "sequence_parallel": True}], ids=str
+)
 def test_low_precision_stays_near_it(worlds: Worlds, mesh: Mapping[str, Any]) -> None:
     names = tuple(CASES)
     steps = steps_of(worlds, names, mesh, {"dtype": "bfloat16"})

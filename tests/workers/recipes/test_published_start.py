@@ -103,7 +103,7 @@ def _built(model: ModelSpec, cache: Path) -> PretrainRecipe:
         {"dp_shard": 2, "tp": 2},
         {"pp": 2, "dp_shard": 2},
         {"cp": 2, "zero": 3},
-        {"dp_replicate": 2},
+        pytest.param({"dp_replicate": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
