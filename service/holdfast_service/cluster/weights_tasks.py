@@ -68,7 +68,7 @@ def _publish_weights(folder: str, weights: WeightSet, uri: str, store: StorageOp
         storage = open_storage(uri, store)
         for file in weights.others:
             content = (path / file.name).read_bytes()
-            if digest_file(path / file.name, _no_progress) != file:
+            if WeightFile.of(file.name, content) != file:
                 raise _changed(path / file.name)
             write_small(storage, f"{OTHERS}/{file.name}", content)
         write_small(storage, MANIFEST, weights.encode())

@@ -31,7 +31,6 @@ from holdfast_workers.published.kept_tokenizer import keep_tokenizer
 from holdfast_workers.published.model_config import read_config
 from holdfast_workers.published.weight_files import PublishedTensor
 from holdfast_workers.published.weight_set import (
-    CHUNK_BYTES,
     MANIFEST,
     OTHERS,
     WeightFile,
@@ -64,17 +63,7 @@ def published(
     dtype: str = "float16",
 ) -> Manifest:
     """The checkpoint as one of a job that began with published weights."""
-    files = tuple(
-        WeightFile(
-            name,
-            len(content),
-            tuple(
-                digest_of(content[at : at + CHUNK_BYTES])
-                for at in range(0, len(content), CHUNK_BYTES)
-            ),
-        )
-        for name, content in (others or {}).items()
-    )
+    files = tuple(WeightFile.of(name, content) for name, content in (others or {}).items())
     config = config or {**CONFIG, "dtype": dtype}
     short = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
     tensors = (PublishedTensor("model.norm.weight", "model.safetensors", short, (32,), 0),)

@@ -160,8 +160,7 @@ def _published(
 def _read(storage: Storage, file: WeightFile, chunk_bytes: int) -> bytes:
     """Raises ObjectMissing, BadWeightSet."""
     content = storage.read(file.name)
-    starts = range(0, len(content), chunk_bytes)
-    if tuple(digest_of(content[at : at + chunk_bytes]) for at in starts) != file.chunks:
+    if WeightFile.of(file.name, content, chunk_bytes) != file:
         raise BadWeightSet(f"{joined(storage.uri, file.name)} is damaged")
     return content
 

@@ -40,6 +40,13 @@ class WeightFile:
     chunks: tuple[str, ...]
     """The digest of each chunk."""
 
+    @classmethod
+    def of(cls, name: str, content: bytes, chunk_bytes: int = CHUNK_BYTES) -> WeightFile:
+        """The small file with this content."""
+        starts = range(0, len(content), chunk_bytes)
+        chunks = tuple(digest_of(content[at : at + chunk_bytes]) for at in starts)
+        return cls(name, len(content), chunks)
+
 
 @dataclass(frozen=True)
 class WeightSet:
