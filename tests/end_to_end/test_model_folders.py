@@ -32,6 +32,11 @@ from holdfast_workers.published.weight_set import MANIFEST, OTHERS, digest_file
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(500)]
 LENGTH = 32
 STEPS = 200
+OPTIMIZED = {
+    "optimizer": {"name": "muon", "lr": 1e-3},
+    "schedule": {"name": "wsd", "warmup_steps": 5},
+    "ema": 0.9,
+}
 SIGN = "#"
 """One token of the tokenizer, however often it is repeated."""
 
@@ -62,7 +67,7 @@ def job(folder: Path, corpus: Path, name: str) -> dict[str, Any]:
         name=name,
         model={"from": str(folder), "sequence_length": LENGTH},
         data={"sources": [{"path": str(corpus)}]},
-        train={**spec()["train"], "steps": STEPS},
+        train={**spec()["train"], **OPTIMIZED, "steps": STEPS},
         **ONE_NODE,
     )
 
@@ -156,7 +161,11 @@ def test_a_job_begins_with_published_weights_and_each_bad_folder_is_refused_in_a
     exported = tmp_path / "exported"
     client.export_checkpoint(first.id, STEPS, exported, hugging_face=True)
     assert AutoTokenizer.from_pretrained(exported)(SIGN)["input_ids"] == [token_of(folder)]
-    assert first_loss(exported) < 0.5 * first_loss(folder)
+    averaged = tmp_path / "averaged"
+    client.export_checkpoint(first.id, STEPS, averaged, hugging_face=True, average=True)
+    losses = [first_loss(each) for each in (folder, averaged, exported)]
+    assert losses[1] < 0.5 * losses[0]
+    assert losses[1] != losses[2]
 
 
 @pytest.mark.cell("P6", "digest task")

@@ -143,6 +143,9 @@ def export(
         Literal["own", "hf"],
         Parameter(help="hf: a folder that Hugging Face's transformers loads, with its names."),
     ] = "own",
+    average: Annotated[
+        bool, Parameter(negative="", help="The moving averages of the weights (train.ema).")
+    ] = False,
     json: Annotated[bool, Parameter(negative="", help="JSON on stdout.")] = False,
     server: ServerOptions = SERVER,
 ) -> ExitCode:
@@ -158,7 +161,7 @@ def export(
             folder_at(out)
     with server.connect() as client:
         job_id, chosen = _find_checkpoint(client, word, step)
-        making = client.prepare_export(job_id, chosen, hugging_face=is_folder)
+        making = client.prepare_export(job_id, chosen, hugging_face=is_folder, average=average)
         operation = _shown("verifying", making)
         download = client.download_folder if is_folder else client.download
         with _progress("exporting") as progress, _writing(out):

@@ -14,7 +14,11 @@ from urllib.parse import quote
 from pydantic import BaseModel, TypeAdapter
 
 from holdfast_service.errors import OperationCancelled, from_problem
-from holdfast_service.job_model.operations import OperationState, ParameterNames
+from holdfast_service.job_model.operations import (
+    ExportedWeights,
+    OperationState,
+    ParameterNames,
+)
 from holdfast_service.job_model.times import rfc3339
 from holdfast_service.views.attempts import AttemptView
 from holdfast_service.views.history import DigestView, EventView, LogLineView, MetricPoint
@@ -124,10 +128,11 @@ def verification(job_id: str, step: int) -> Call[OperationView]:
     return Call("POST", path, OperationView.model_validate)
 
 
-def export(job_id: str, step: int, *, hugging_face: bool) -> Call[OperationView]:
+def export(job_id: str, step: int, *, hugging_face: bool, average: bool) -> Call[OperationView]:
     names = ParameterNames.HUGGING_FACE if hugging_face else ParameterNames.OWN
+    weights = ExportedWeights.AVERAGE if average else ExportedWeights.TRAINED
     path = checkpoint_path(job_id, step, "/export")
-    params = {"format": "safetensors", "names": names.value}
+    params = {"format": "safetensors", "names": names.value, "weights": weights.value}
     return Call("POST", path, OperationView.model_validate, params=params)
 
 

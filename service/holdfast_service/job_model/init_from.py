@@ -167,7 +167,14 @@ def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
         "train.global_batch": (before.train.global_batch, spec.train.global_batch),
         "train.seed": (before.train.seed, spec.train.seed),
         "train.schedule": (before.train.schedule, spec.train.schedule),
+        "train.optimizer.name": (before.train.optimizer.name, spec.train.optimizer.name),
     }
+    momenta = before.train.optimizer.momentum, spec.train.optimizer.momentum
+    if spec.train.optimizer.name == "sgd" and 0 in momenta:  # its state has no buffer then
+        pairs["train.optimizer.momentum"] = momenta
+    averages = before.train.ema, spec.train.ema
+    if None in averages:  # its decay may change, but it cannot begin or end
+        pairs["train.ema"] = averages
     if before.model.published is not None and spec.model.published is not None:
         models = before.model, spec.model
         for name in OF_PUBLISHED:

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from holdfast_service.errors import InvalidSpec
 from holdfast_service.job_model.capacity import Capacity
 from holdfast_service.job_model.labels import MAX_LABELS, LabelName, LabelText, Priority
-from holdfast_service.job_model.model_memory import memory_faults, mesh_limits
+from holdfast_service.job_model.model_memory import group_faults, memory_faults, mesh_limits
 from holdfast_service.job_model.node_range import (
     AutoSizes,
     order_in,
@@ -303,6 +303,7 @@ def check(
             *_resource_faults(spec),
             *_range_faults(spec),
             *memory_faults(spec.mesh_limits, spec.parallel),
+            *group_faults(spec),
             *_lease_faults(spec),
             *(_capacity_faults(spec, capacity) if capacity else ()),
             *_size_faults(spec),
@@ -340,6 +341,7 @@ def prepared_faults(spec: JobSpec) -> list[SpecFault]:
         *training_spec.find_faults(spec),
         *_range_faults(spec),
         *memory_faults(spec.mesh_limits, spec.parallel),
+        *group_faults(spec),
     ]
 
 

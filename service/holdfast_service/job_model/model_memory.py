@@ -1,10 +1,12 @@
-"""The sizes of a job's model, and the limits of its meshes, from its spec. No torch.
+"""The parameters of a job's model with their sizes, and the limits of its meshes, from its spec. No
+torch.
 
 Only the built-in models are known; of a user's function or recipe no memory is modelled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -18,9 +20,11 @@ from holdfast_workers.spec import (
     ActivationCheckpointing,
     Family,
     ModelSpec,
+    OptimizerName,
     ParallelSpec,
     SpecFault,
     TrainingSpec,
+    TrainSpec,
 )
 
 SMALL_MODEL_BYTES = 64 << 20
@@ -66,6 +70,18 @@ _KEPT: dict[Family, dict[ActivationCheckpointing, _Kept]] = {
         "full": _Kept(1, 0, 0),
     },
 }
+_MOMENTS: Mapping[OptimizerName, tuple[int, int]] = {
+    "adamw": (2, 2),
+    "sgd": (1, 1),
+    "adafactor": (0, 0),  # sums of rows and columns, and of vectors, are few
+    "lion": (1, 1),
+    "muon": (1, 2),
+    "lars": (1, 1),
+    "lamb": (2, 2),
+}
+"""Moments of the size of a parameter: of a matrix in a block, and of any other parameter."""
+_UPDATES_AT_ONCE: frozenset[OptimizerName] = frozenset({"adafactor", "muon", "lamb"})
+"""They make updates of all parameters before they apply the first."""
 _KEYS_AND_VALUES = 2
 """Keys and values among the elements of `none.of_attention`."""
 _AT_HEAD_DIM, _AT_HEAD_VOCABULARY = 2, 2
@@ -122,6 +138,8 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
         zero=training.parallel.zero,
         gathered_activations=tokens * _gathered_per_token(training),
         schedule=training.parallel.schedule,
+        moments=_moments(training.train),
+        updates_at_once=training.train.optimizer.name in _UPDATES_AT_ONCE,
     )
 
 
@@ -140,6 +158,36 @@ def memory_faults(limits: MeshLimits, parallel: ParallelSpec) -> list[SpecFault]
     message = f"the mesh {parallel.product} needs {why}"
     path, beside = "resources.memory_per_worker_bytes", ("model", "optim", "train", "parallel")
     return [SpecFault(path=path, message=message, beside=beside)] if why else []
+
+
+def group_faults(training: TrainingSpec) -> list[SpecFault]:
+    """The groups of `train.optimizer` to which no parameter of a built-in model belongs."""
+    groups = training.train.optimizer.groups
+    is_known = not training.has_own_model and training.recipe in BUILT_IN_RECIPES
+    if not groups or not is_known or _lacks_sizes(training.model):
+        return []
+    names = list(shapes_of(training))
+    found = {id(training.train.optimizer.group_of(name)) for name in names}
+    return [
+        SpecFault(
+            path=f"train.optimizer.groups.{index}.match",
+            message=f"no parameter belongs to the group {group.match!r}: names are such as "
+            f"{names[0]} and {names[-1]}, and a parameter belongs to the first group that matches",
+            beside=("model", "train.optimizer.groups"),
+        )
+        for index, group in enumerate(groups)
+        if id(group) not in found
+    ]
+
+
+def _moments(train: TrainSpec) -> tuple[int, int]:
+    """As `_MOMENTS`, with the moving average."""
+    optimizer = train.optimizer
+    of_blocks, of_rest = _MOMENTS[optimizer.name]
+    if optimizer.name == "sgd" and not optimizer.momentum:
+        of_blocks = of_rest = 0
+    average = int(train.ema is not None)
+    return of_blocks + average, of_rest + average
 
 
 def _lacks_sizes(model: ModelSpec) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.placement.mesh_axes import Mesh
-from holdfast_service.placement.mesh_memory import MOMENTS, RankMemory
+from holdfast_service.placement.mesh_memory import RankMemory
 from holdfast_workers.protocol.node_needs import NodeNeeds
 
 SLOTS = 2
@@ -44,7 +44,7 @@ def shm_bytes(spec: JobSpec, rank: RankMemory) -> int:
         return 0
     shape = spec.shapes[0]
     copies = min(memory.partner_copies, shape.nodes - 1)
-    state = (1 + MOMENTS) * rank.parameters + SMALL_BYTES
+    state = rank.parameters + rank.moments + SMALL_BYTES
     return spec.resources.workers_per_node * (1 + copies) * SLOTS * state
 
 

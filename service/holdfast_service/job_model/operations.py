@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class OperationKind(StrEnum):
@@ -30,3 +31,17 @@ class ParameterNames(StrEnum):
 
     OWN = "own"  # one file of safetensors
     HUGGING_FACE = "hf"  # a tar file of a folder that `transformers` loads
+
+
+class ExportedWeights(StrEnum):
+    """Which of a checkpoint's weights are exported."""
+
+    TRAINED = "trained"
+    AVERAGE = "average"  # the moving average of `train.ema`
+
+
+class ExportForm(NamedTuple):
+    """What an export has."""
+
+    names: ParameterNames = ParameterNames.OWN
+    weights: ExportedWeights = ExportedWeights.TRAINED

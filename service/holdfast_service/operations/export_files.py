@@ -78,18 +78,22 @@ class ExportFiles:
         token: str,
         *,
         open_beside: OpenStorage | None,
+        averages: bool = False,
         on_total: Callable[[int], None],
         on_read: Callable[[int], None],
     ) -> ContentView:
-        """Write the model's parameters; with `open_beside`, as a folder of Hugging Face, with files
-        from the job's store. Raises NotExportable, BadCheckpoint, StorageError, StorageUnavailable
-        if the disk refuses the file."""
+        """Write the model's parameters, or with `averages` their moving averages; with
+        `open_beside`, as a folder of Hugging Face, with files from the job's store. Raises
+        NotExportable, BadCheckpoint, StorageError, StorageUnavailable if the disk refuses the
+        file."""
 
         def as_folder(manifest: Manifest) -> export.ExportPlan:
             assert open_beside is not None
             return plan_folder(manifest, read_parts(manifest, open_beside))
 
-        read, plan = export.read_plan(storage, None if open_beside is None else as_folder)
+        read, plan = export.read_plan(
+            storage, None if open_beside is None else as_folder, averages=averages
+        )
         on_total(export.bytes_to_read(read))
         path = self._path(token)
         try:

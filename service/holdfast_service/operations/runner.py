@@ -33,6 +33,7 @@ from holdfast_service.errors import (
 )
 from holdfast_service.job_model.operations import (
     ACTIVE,
+    ExportedWeights,
     OperationKind,
     OperationState,
     ParameterNames,
@@ -255,6 +256,7 @@ class OperationRunner:
                     found.storage,
                     token,
                     open_beside=open_beside if is_folder else None,
+                    averages=operation.weights == ExportedWeights.AVERAGE,
                     on_total=reading.on_total,
                     on_read=reading.on_read,
                 )

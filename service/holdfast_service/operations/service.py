@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_service.errors import InvalidCursor, NoContent, OperationEnded, OperationNotFound
 from holdfast_service.job_model.operations import (
     ACTIVE,
+    ExportForm,
     OperationKind,
     OperationState,
-    ParameterNames,
 )
 from holdfast_service.operations.export_files import Content, ExportFiles
 from holdfast_service.services.checkpoints import CheckpointService, FoundCheckpoint
@@ -46,9 +46,9 @@ class OperationService:
         """Read every byte of a checkpoint. Raises JobNotFound, CheckpointNotFound."""
         return await self._request(job_id, step, OperationKind.VERIFY, None)
 
-    async def export(self, job_id: str, step: int, names: ParameterNames) -> OperationView:
+    async def export(self, job_id: str, step: int, form: ExportForm) -> OperationView:
         """Write the model of a checkpoint to a file. Raises JobNotFound, CheckpointNotFound."""
-        return await self._request(job_id, step, OperationKind.EXPORT, names)
+        return await self._request(job_id, step, OperationKind.EXPORT, form)
 
     async def get(self, operation_id: str) -> OperationView:
         """Raises OperationNotFound."""
@@ -107,7 +107,7 @@ class OperationService:
         return content
 
     async def _request(
-        self, job_id: str, step: int, kind: OperationKind, names: ParameterNames | None
+        self, job_id: str, step: int, kind: OperationKind, form: ExportForm | None
     ) -> OperationView:
         """One operation for all who request the same at the same time; an export whose file is
         there is not made again."""
@@ -116,7 +116,7 @@ class OperationService:
             lock = select(JobRecord.id).where(JobRecord.id == found.job.id).with_for_update()
             if await session.scalar(lock) is None:
                 raise not_found(job_id)
-            operation = await self._equal(session, found, kind, names)
+            operation = await self._equal(session, found, kind, form)
             if operation is None:
                 operation = Operation(
                     id=str(uuid_utils.uuid7()),
@@ -124,7 +124,8 @@ class OperationService:
                     kind=kind,
                     uri=found.row.uri,
                     step=step,
-                    names=names,
+                    names=form and form.names,
+                    weights=form and form.weights,
                     state=OperationState.PENDING,
                     created_at=time.time(),
                 )
@@ -139,13 +140,14 @@ class OperationService:
         session: AsyncSession,
         found: FoundCheckpoint,
         kind: OperationKind,
-        names: ParameterNames | None,
+        form: ExportForm | None,
     ) -> Operation | None:
         same = select(Operation).where(
             Operation.job_id == found.job.id,
             Operation.uri == found.row.uri,
             Operation.kind == kind,
-            Operation.names.is_not_distinct_from(names),
+            Operation.names.is_not_distinct_from(form and form.names),
+            Operation.weights.is_not_distinct_from(form and form.weights),
         )
         for operation in await session.scalars(
             same.order_by(Operation.id.desc()).with_for_update()

@@ -1,6 +1,6 @@
 """The memory that a rank needs on a mesh, modelled from the sizes of the model. Pure.
 
-Parameters, gradients and two moments are float32, divided by the axes that shard the state and, in
+Parameters, gradients and moments are float32, divided by the axes that shard the state and, in
 the layers, by those that split layers. Where ranks share a state (FSDP2), parameters are gathered
 for a pass, and gradients stay whole until the last pass of a step; `zero` says otherwise.
 Replicas alone gather nothing: they copy gradients into buckets, one at a time.
@@ -29,7 +29,6 @@ from holdfast_workers.spec import Schedule, Zero
 
 STORED_BYTES = 4
 """Size of a parameter, a gradient or a moment as stored: float32."""
-MOMENTS = 2
 BUCKET_BYTES = 25 << 20
 """Size of a bucket of gradients; the same as in `parallelize/replicate.py`, which imports torch."""
 GATHERED_BLOCKS = 2
@@ -43,24 +42,30 @@ class RankMemory:
     parameters: int
     gradients: int
     moments: int
+    """With a moving average of the parameters."""
     gathered: int
     """Whole parameters and gradients while they are used."""
     activations: int
+    updates: int = 0
+    """Of all parameters at once, in the optimizer's step, when nothing is gathered or kept."""
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.moments + self.gathered + self.activations
+        of_passes = self.gathered + self.activations
+        return self.parameters + self.gradients + self.moments + max(of_passes, self.updates)
 
     @property
     def described(self) -> str:
         """E.g. "1.2 GB per rank: parameters 100 MB, ..."."""
-        parts = (
+        parts = [
             f"parameters {size_of(self.parameters)}",
             f"gradients {size_of(self.gradients)}",
             f"moments {size_of(self.moments)}",
             f"gathered for a pass {size_of(self.gathered)}",
             f"activations {size_of(self.activations)}",
-        )
+        ]
+        if self.updates > self.gathered + self.activations:
+            parts[3:] = [f"updates {size_of(self.updates)}"]
         return f"{size_of(self.total)} per rank (modelled, not measured: {', '.join(parts)})"
 
 
@@ -91,6 +96,10 @@ class MemoryModel:
     sequence."""
     schedule: Schedule = "1f1b"
     """Schedule of a pipeline."""
+    moments: tuple[int, int] = (2, 2)
+    """Moments of the size of a parameter: of those in `block`, and of the others."""
+    updates_at_once: bool = False
+    """Whether the optimizer has the updates of all parameters at once."""
 
     def of(self, mesh: Mesh, micro_batches: int) -> RankMemory:
         """The need of a rank on `mesh`, of a global batch of `micro_batches`."""
@@ -100,6 +109,8 @@ class MemoryModel:
         blocks = -(-self.blocks // stages)
         own = block * blocks + whole
         stored = STORED_BYTES * -(-own // state_shards(mesh))
+        of_blocks, of_rest = self.moments
+        moments = of_blocks * block * blocks + of_rest * whole
         is_shared = max(batch_ranks(mesh), state_shards(mesh)) > 1
         is_gathered = is_shared or self.compute_bytes < STORED_BYTES
         if self.zero is None:
@@ -122,9 +133,10 @@ class MemoryModel:
         return RankMemory(
             parameters=stored,
             gradients=stored,
-            moments=MOMENTS * stored,
+            moments=STORED_BYTES * -(-moments // state_shards(mesh)),
             gathered=gathered,
             activations=self.compute_bytes * kept,
+            updates=stored if self.updates_at_once else 0,
         )
 
     def _under_way(self, stages: int, micro_batches: int) -> int:

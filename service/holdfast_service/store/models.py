@@ -366,6 +366,7 @@ class Operation(Leased, Base):
     uri: Mapped[str] = mapped_column(String(1024))  # of the checkpoint
     step: Mapped[int]
     names: Mapped[str | None] = mapped_column(String(16))  # of the parameters in an export
+    weights: Mapped[str | None] = mapped_column(String(16))  # which of them an export has
     state: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[float]
     started_at: Mapped[float | None]  # the last time: a server that dies is replaced

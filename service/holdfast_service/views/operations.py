@@ -6,7 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from holdfast_service.job_model.operations import OperationKind, OperationState, ParameterNames
+from holdfast_service.job_model.operations import (
+    ExportedWeights,
+    OperationKind,
+    OperationState,
+    ParameterNames,
+)
 from holdfast_service.job_model.times import Time
 from holdfast_service.views.pages import Page
 from holdfast_service.views.view import View
@@ -33,6 +38,9 @@ class OperationView(View):
     step: int = Field(description="of the checkpoint")
     names: ParameterNames | None = Field(
         description="for an export: the names of the parameters; null: no export"
+    )
+    weights: ExportedWeights | None = Field(
+        description="for an export: which weights it has; null: no export"
     )
     state: OperationState
     created_at: Time

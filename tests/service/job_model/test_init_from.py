@@ -103,6 +103,29 @@ def test_loading_everything_needs_the_same_samples_and_remaining_steps() -> None
     assert mismatches(here, _saved(there), InitPart.MODEL) == []
 
 
+def test_loading_everything_needs_the_same_optimizer() -> None:
+    there = _spec()
+    own = {"optimizer": {"name": "lamb"}, "ema": 0.9, "steps": 9}
+    here = _spec(train={**there.train.model_dump(), **own})
+    faults = mismatches(here, _saved(there), InitPart.EVERYTHING)
+    assert [fault.split(" is ")[0] for fault in faults] == [
+        "train.optimizer.name",
+        "train.ema",
+    ]
+    assert mismatches(here, _saved(there), InitPart.MODEL) == []
+
+
+def test_loading_everything_needs_the_momentum_of_sgd_or_none() -> None:
+    def optimized(momentum: float) -> JobSpec:
+        optimizer = {"name": "sgd", "lr": 0.1, "momentum": momentum}
+        return _spec(train={"steps": 9, "optimizer": optimizer})
+
+    for before, after, count in ((0.9, 0.0, 1), (0.0, 0.9, 1), (0.9, 0.8, 0), (0.0, 0.0, 0)):
+        faults = mismatches(optimized(after), _saved(optimized(before)), InitPart.EVERYTHING)
+        assert len(faults) == count, faults
+        assert all("train.optimizer.momentum" in fault for fault in faults)
+
+
 def test_a_length_that_is_reached_is_named_as_it_was_written() -> None:
     data = {"sources": [{"path": "/data/a"}]}
     for train, data_, said in (

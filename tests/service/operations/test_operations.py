@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import shutil
 import tarfile
@@ -12,12 +13,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load, load_file
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 from tests.support.checkpoint.model_checkpoint import save_model
@@ -33,7 +35,14 @@ from holdfast_service.errors import (
     OperationEnded,
     OperationNotFound,
 )
-from holdfast_service.job_model.operations import OperationKind, OperationState, ParameterNames
+from holdfast_service.job_model.model_memory import shapes_of
+from holdfast_service.job_model.operations import (
+    ExportedWeights,
+    ExportForm,
+    OperationKind,
+    OperationState,
+    ParameterNames,
+)
 from holdfast_service.operations import runner as runner_module
 from holdfast_service.operations.export_files import ExportFiles
 from holdfast_service.operations.runner import MAX_STARTS, OperationRunner
@@ -52,9 +61,17 @@ from holdfast_workers.checkpoint.manifest import MANIFEST, Manifest
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.retention import quarantine
 from holdfast_workers.checkpoint.storage import Storage
+from holdfast_workers.models.llama_parameters import hugging_face_name
 from holdfast_workers.published.kept_tokenizer import keep_tokenizer
 from holdfast_workers.published.weight_set import digest_of
-from holdfast_workers.spec import DataSpec, ModelSpec, PreparedSpec, SourceSpec, TrainingSpec
+from holdfast_workers.spec import (
+    DataSpec,
+    ModelSpec,
+    PreparedSpec,
+    SourceSpec,
+    TrainingSpec,
+    TrainSpec,
+)
 
 STEP = 4
 POINTS = (CrashPoint.OPERATION_CLAIMED, CrashPoint.OPERATION_WORKED, CrashPoint.OPERATION_ENDED)
@@ -143,7 +160,7 @@ async def world(store: Store, settings: Settings, jobs: JobService) -> World:
 def requested(world: World, kind: OperationKind) -> Awaitable[OperationView]:
     if kind is OperationKind.VERIFY:
         return world.service.verify(world.job, STEP)
-    return world.service.export(world.job, STEP, ParameterNames.OWN)
+    return world.service.export(world.job, STEP, ExportForm())
 
 
 @pytest.mark.parametrize("kind", list(OperationKind))
@@ -239,7 +256,7 @@ async def test_equal_requests_share_an_operation_and_an_export_its_file(world: W
         later = await requested(world, kind)
         assert (later.id == done.id) == (kind is OperationKind.EXPORT)
         await world.perform(later)
-    other = await world.service.export(world.job, STEP, ParameterNames.HUGGING_FACE)
+    other = await world.service.export(world.job, STEP, ExportForm(ParameterNames.HUGGING_FACE))
     assert (await world.perform(other)).state is OperationState.FAILED
     assert len(world.exported()) == 1
     world.exported()[0].unlink()
@@ -268,7 +285,7 @@ async def test_an_export_for_hugging_face_is_a_folder_with_the_tokenizer_of_its_
         data = DataSpec(tokenizer="/models/own", sources=sources, prepared=(prepared,))
         training = TrainingSpec(model=ModelSpec(dim=16, layers=1, heads=2), data=data)
         await world.report(save_model(open_storage(str(world.folder.parent)), step, training))
-    hugging_face = ParameterNames.HUGGING_FACE
+    hugging_face = ExportForm(ParameterNames.HUGGING_FACE)
     done = await world.perform(await world.service.export(world.job, 5, hugging_face))
     assert done.content is not None, done.error
     assert (done.content.name, done.content.note) == ("step-00000005.tar", None)
@@ -283,6 +300,47 @@ async def test_an_export_for_hugging_face_is_a_folder_with_the_tokenizer_of_its_
     assert refused.error["code"] == "not_exportable"
     assert f"{foreign}, which is not in the store of its job" in refused.error["detail"]
     assert len(world.exported()) == 1
+
+
+async def test_the_moving_average_is_exported_in_both_forms(world: World) -> None:
+    train = TrainSpec(ema=0.9)
+    training = TrainingSpec(model=ModelSpec(dim=16, layers=1, heads=2), train=train)
+    values = {
+        name: np.random.default_rng(3).random(shape, np.float32)
+        for name, shape in shapes_of(training).items()
+    }
+    root = open_storage(str(world.folder.parent))
+    await world.report(save_model(root, 5, training, values=values))
+    digests = set()
+    for names, weights in product(ParameterNames, ExportedWeights):
+        form = ExportForm(names, weights)
+        done = await world.perform(await world.service.export(world.job, 5, form))
+        assert done.content is not None, done.error
+        assert done.weights is weights
+        digests.add(done.content.digest)
+        with (await world.service.content(done.id)).file as file:
+            content = file.read()
+        if names is ParameterNames.HUGGING_FACE:
+            with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+                member = tar.extractfile("model.safetensors")
+                assert member is not None
+                content = member.read()
+        factor = 2 if weights is ExportedWeights.AVERAGE else 1
+        loaded = load(content)
+        for name, expected in values.items():
+            is_folder = names is ParameterNames.HUGGING_FACE
+            found = loaded[hugging_face_name(name) if is_folder else name]
+            assert np.array_equal(found, factor * expected)
+        assert len(loaded) == len(values)
+    assert len(digests) == 4
+
+
+async def test_an_average_that_a_run_does_not_have_is_not_exported(world: World) -> None:
+    form = ExportForm(weights=ExportedWeights.AVERAGE)
+    refused = await world.perform(await world.service.export(world.job, STEP, form))
+    assert refused.error is not None
+    assert refused.error["code"] == "not_exportable"
+    assert "train.ema" in refused.error["detail"]
 
 
 async def test_a_bad_checkpoint_is_quarantined_and_not_exported(world: World) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_service.placement.mesh_memory import BUCKET_BYTES, MemoryModel
+from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.parallelize import replicate
 from holdfast_workers.spec import Zero
 
@@ -34,6 +35,16 @@ def test_each_part_is_divided_by_the_axes_that_divide_it() -> None:
     assert shared.total == sum(
         (shared.parameters, shared.gradients, shared.moments, shared.gathered, shared.activations)
     )
+
+
+def test_updates_follow_the_passes_in_the_same_memory() -> None:
+    plain, at_once = MODEL.of({"dp_shard": 4}, 8), replace(MODEL, updates_at_once=True)
+    shared = at_once.of({"dp_shard": 4}, 8)
+    assert (shared.updates, shared.total) == (shared.parameters, plain.total)
+    assert "updates" not in shared.described
+    alone = replace(at_once, divided_activations=0).of({"dp_shard": 1}, 8)
+    assert alone.total == alone.parameters * 5
+    assert f"updates {size_of(alone.updates)}" in alone.described
 
 
 def test_parts_of_a_sequence_share_activations_and_the_state() -> None:

@@ -4,6 +4,7 @@ folder."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,16 @@ from holdfast_workers.checkpoint.storage import Storage
 from holdfast_workers.published.export_folder import SHARD_BYTES, plan_folder
 from holdfast_workers.published.folder_parts import read_parts
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry, aligned
+from holdfast_workers.state.layout import (
+    AVERAGES_PREFIX,
+    MODEL_PREFIX,
+    StateLayout,
+    TensorEntry,
+    aligned,
+)
 
 ALONE = {"dp_shard": 1, "tp": 1}
+_WITH_AVERAGES = [(MODEL_PREFIX, 1), (AVERAGES_PREFIX, 2)]
 
 
 def save_model(
@@ -32,17 +40,17 @@ def save_model(
     attempt: int = 1,
     values: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> Manifest:
-    """Save the parameters only, as a world of one rank would. `values`: of the parameters by name;
-    zeros without."""
+    """Save the parameters, and with `train.ema` averages that are twice as large, as a world of one
+    rank would. `values`: of the parameters by name; zeros without."""
     entries: list[TensorEntry] = []
     payload = bytearray()
-    for name, shape in shapes_of(training).items():
-        content = np.zeros(shape, np.float32) if values is None else values[name]
+    kinds = [(MODEL_PREFIX, 1)] if training.train.ema is None else _WITH_AVERAGES
+    for (prefix, factor), (name, shape) in product(kinds, shapes_of(training).items()):
+        content = factor * (np.zeros(shape, np.float32) if values is None else values[name])
         assert content.shape == shape
-        zeros, named, nbytes = (0,) * len(shape), MODEL_PREFIX + name, content.nbytes
-        entries.append(
-            TensorEntry(named, "float32", shape, zeros, shape, len(payload), nbytes, weight=True)
-        )
+        zeros, nbytes, is_weight = (0,) * len(shape), content.nbytes, prefix == MODEL_PREFIX
+        place = (zeros, shape, len(payload), nbytes)
+        entries.append(TensorEntry(prefix + name, "float32", shape, *place, weight=is_weight))
         payload += content.tobytes().ljust(aligned(nbytes), b"\0")
     checkpoint = root.below(checkpoint_folder(step, attempt))
     layout = StateLayout(tuple(entries), len(payload))

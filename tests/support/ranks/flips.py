@@ -41,7 +41,7 @@ class FlipsBits(PretrainRecipe):
         built = self._require_built()
         tensors: list[Tensor] = {
             "parameter": lambda: built.locals,
-            "moment": lambda: [*built.optimizer.exp_avg, *built.optimizer.exp_avg_sq],
+            "moment": lambda: [moment.tensor for moment in built.optimizer.moments],
             "gradient": lambda: [local_of(p.grad) for p in built.parameters],  # type: ignore[arg-type]
         }[flip["tensor"]]()
         # `data`, because no version counter of torch notices a real flip.

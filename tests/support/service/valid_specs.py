@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from holdfast_service.job_model.job_spec import JobSpec
 from holdfast_service.job_model.program_faults import UNUSED
 from holdfast_service.job_model.program_levels import brings
-from holdfast_workers.spec import OF_PUBLISHED, DataSpec
+from holdfast_workers.spec import OF_PUBLISHED, DataSpec, OptimizerSpec
+from holdfast_workers.spec.optimization import OWN_FIELDS
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 LIKE_OTHER_TYPES = st.sampled_from(
@@ -113,6 +114,7 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "tokens": st.none(),
     "epochs": st.none(),
     "warmup_steps": st.integers(0, 20),
+    "groups": st.just([]) | st.just([{"match": "*norm*", "lr_scale": 0.5}, {"match": "*"}]),
     "rollback_steps": st.just(1),
     "max_skips": st.integers(1, 100),
     "heartbeat_timeout_s": st.floats(0.2, 10),
@@ -203,9 +205,33 @@ def _program(document: dict[str, Any], program: dict[str, Any]) -> dict[str, Any
 
 
 def _combinable(document: dict[str, Any]) -> dict[str, Any]:
+    train = dict(document.get("train", {}))
+    if "optimizer" in train:
+        train["optimizer"] = _optimizer(train["optimizer"])
+    if "schedule" in train:
+        train["schedule"] = _schedule(train["schedule"])
+    if train:
+        document = {**document, "train": train}
     if not document.get("parallel", {}).get("sequence_parallel"):
         return document
     return {**document, "model": {**document.get("model", {}), "compile": False}}
+
+
+def _optimizer(section: dict[str, Any]) -> dict[str, Any]:
+    """The section without fields that its optimizer lacks, and with a rate."""
+    own = OptimizerSpec.model_validate({"name": section.get("name", "adamw"), "lr": 0.5})
+    lacked = {field for field in OWN_FIELDS if getattr(own, field) is None}
+    kept = {k: v for k, v in section.items() if v is not None and k not in lacked}
+    if not kept.get("momentum", own.momentum):
+        kept.pop("nesterov", None)
+    return {"lr": own.lr, **kept}
+
+
+def _schedule(section: dict[str, Any]) -> dict[str, Any]:
+    """The section without fields that its schedule lacks."""
+    if section.get("name") != "wsd":
+        return {k: v for k, v in section.items() if k not in ("decay", "decay_share")}
+    return {k: v for k, v in section.items() if v is not None} | {"warmup_steps": 0}
 
 
 def _of_tokens(document: dict[str, Any], tokens: float) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from tests.support.ranks.optimizer_programs import with_optimizer
 from tests.support.ranks.rank_worlds import start_from_seed, tiny_spec
 
 from holdfast_workers.fault_injection.fault_points import FaultPoints
 from holdfast_workers.fault_injection.kinds import FaultKind, Injection
 from holdfast_workers.recipes.pretrain import PretrainRecipe
+from holdfast_workers.spec import OptimizerSpec
 from holdfast_workers.training.recipe import PhaseReporter
 from holdfast_workers.training.step_agreement import Agreed, Contribution, Record, fold
 
@@ -84,3 +86,11 @@ def test_a_bit_flip_changes_the_digest_from_its_step_on(
 def test_an_unknown_target_is_named(make: Callable[[], PretrainRecipe]) -> None:
     with pytest.raises(LookupError, match=r"no parameter 'blocks\.9"):
         run(make(), Injection(FaultKind.BIT_FLIP, where="parameter", target="blocks.9.x"))
+
+
+def test_an_optimizer_without_moments_has_none_to_flip(cache: Path) -> None:
+    optimizer = OptimizerSpec(name="sgd", lr=0.1, momentum=0.0)
+    recipe = PretrainRecipe(with_optimizer(tiny_spec({}), optimizer), cache)
+    start_from_seed(recipe)
+    with pytest.raises(LookupError, match="no moment on this rank"):
+        run(recipe, Injection(FaultKind.BIT_FLIP, where="moment"))

@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from pydantic import ValidationError
@@ -32,7 +32,7 @@ from holdfast_workers.checkpoint.manifest_checks import check_bytes, check_sizes
 from holdfast_workers.checkpoint.narrowing import Narrowing, narrow
 from holdfast_workers.checkpoint.storage import Storage, joined
 from holdfast_workers.spec import BUILT_IN_RECIPES, DataSpec
-from holdfast_workers.state.layout import StateLayout, TensorEntry, module_prefix
+from holdfast_workers.state.layout import AVERAGES_PREFIX, StateLayout, TensorEntry, module_prefix
 
 _DTYPES = {
     "float64": ("F64", 8),
@@ -49,6 +49,8 @@ _DTYPES = {
 """The format's name and the bytes of an element for each name of a torch dtype."""
 _BROUGHT = ("function", "script", "command", "ray_train")
 """Fields of a stored spec of which one is set if its model is a user's."""
+_WEIGHTS = "weights"
+"""Key of an export's metadata; its only value is `average`."""
 _ALIGNMENT = 8
 _ALLOCATED_AT_ONCE = 64 << 20
 
@@ -81,15 +83,34 @@ class ExportPlan:
 
 
 def read_plan(
-    checkpoint: Storage, plan: Callable[[Manifest], ExportPlan] | None = None
+    checkpoint: Storage,
+    plan: Callable[[Manifest], ExportPlan] | None = None,
+    *,
+    averages: bool = False,
 ) -> tuple[Manifest, ExportPlan]:
-    """The checkpoint's manifest and the plan of it; by default :func:`plan_export`. Raises
-    ObjectMissing, StorageError, and BadCheckpoint if its files have not the size that the manifest
-    says: its word alone must not fill a disk."""
+    """The checkpoint's manifest and the plan of it; by default :func:`plan_export`. `averages`: the
+    weights are the moving averages. Raises NotExportable, ObjectMissing, StorageError, and
+    BadCheckpoint if its files have not the size that the manifest says: its word alone must not
+    fill a disk."""
     manifest = read_manifest(checkpoint)
+    if averages:
+        manifest = averaged(manifest)
     planned = (plan or plan_export)(manifest)
     check_sizes(manifest, checkpoint.objects())
     return manifest, planned
+
+
+def averaged(manifest: Manifest) -> Manifest:
+    """The manifest with the moving averages as the model's weights. Raises NotExportable."""
+    training = stored_training(manifest)
+    is_average = stored_section(training, "train").get("ema") is not None
+    if not is_average or training.get("recipe") not in BUILT_IN_RECIPES:
+        raise NotExportable("its job had no train.ema, so there is no average of its weights")
+    tensors = tuple(
+        replace(tensor, weight=tensor.name.startswith(AVERAGES_PREFIX))
+        for tensor in manifest.tensors
+    )
+    return replace(manifest, tensors=tensors, extra={**manifest.extra, _WEIGHTS: "average"})
 
 
 def plan_export(manifest: Manifest) -> ExportPlan:
@@ -131,7 +152,9 @@ def exportable_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
 
 def run_metadata(manifest: Manifest) -> dict[str, str]:
     """The metadata of a file of safetensors that every export has."""
-    return {"format": "pt", "step": str(manifest.step), "attempt": str(manifest.attempt)}
+    metadata = {"format": "pt", "step": str(manifest.step), "attempt": str(manifest.attempt)}
+    kind = manifest.extra.get(_WEIGHTS)
+    return metadata if kind is None else {**metadata, _WEIGHTS: str(kind)}
 
 
 def safetensors_header(
@@ -193,6 +216,11 @@ def bytes_to_read(manifest: Manifest) -> int:
 def model_parameters(manifest: Manifest) -> dict[str, SavedTensor]:
     """Any one box of every weight of a model, by its name in the checkpoint."""
     return {tensor.name: tensor for tensor in _model_tensors(manifest)}
+
+
+def own_name(weight: str) -> str:
+    """The model's own name of a parameter, by that in the checkpoint."""
+    return weight.partition(".")[2]
 
 
 def _model_tensors(manifest: Manifest) -> Iterator[SavedTensor]:

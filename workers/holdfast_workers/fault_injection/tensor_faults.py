@@ -50,6 +50,8 @@ def _flip_bit(tensors: dict[str, Tensor], fault: Injection) -> None:
     present = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     if fault.target is not None and fault.target not in present:
         raise LookupError(f"no parameter {fault.target!r} on this rank: {', '.join(present)}")
+    if not present:
+        raise LookupError(f"no {fault.value('where')} on this rank")
     name = fault.target or max(present, key=lambda name: present[name].numel())
     with torch.no_grad():
         # `data`, because no version counter of torch notices a real flip.

@@ -27,7 +27,7 @@ from holdfast_workers.functions.gradient_reduction import (
     ranks_along,
 )
 from holdfast_workers.functions.registry import Registry
-from holdfast_workers.optim.adamw import clip, squared_norm
+from holdfast_workers.optim.gradients import clip, squared_norm
 from holdfast_workers.parallelize.mesh import make_mesh
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout

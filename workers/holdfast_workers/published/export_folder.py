@@ -19,6 +19,7 @@ from holdfast_workers.checkpoint.export import (
     NotExportable,
     element,
     exportable_parameters,
+    own_name,
     run_metadata,
     safetensors_header,
     whole_entry,
@@ -28,7 +29,7 @@ from holdfast_workers.checkpoint.narrowing import Narrowing
 from holdfast_workers.models.llama_parameters import hugging_face_name
 from holdfast_workers.published.folder_parts import FolderParts
 from holdfast_workers.published.weight_files import INDEX, SINGLE
-from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout, TensorEntry
+from holdfast_workers.state.layout import StateLayout, TensorEntry
 
 SHARD_BYTES = 5_000_000_000
 """Most bytes of the tensors in a file of weights, unless one tensor is larger."""
@@ -164,6 +165,6 @@ def _in_model_order(named: tuple[str, SavedTensor]) -> list[str | int]:
 
 def _hugging_face_name(name: str) -> str:
     try:
-        return hugging_face_name(name.removeprefix(MODEL_PREFIX))
+        return hugging_face_name(own_name(name))
     except KeyError as error:
         raise NotExportable(f"Hugging Face's Llama has no parameter for {name!r}") from error

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from holdfast_workers.checkpoint.export import (
     NotExportable,
     model_parameters,
+    own_name,
     stored_data,
     stored_section,
     stored_training,
@@ -39,7 +40,6 @@ from holdfast_workers.published.weight_set import (
 from holdfast_workers.spec import DataSpec, ModelSpec, PublishedSpec, SpecialRole
 from holdfast_workers.spec.model import WeightDtype
 from holdfast_workers.spec.train import BYTES
-from holdfast_workers.state.layout import MODEL_PREFIX
 
 GENERATION = "generation_config.json"
 _GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -118,7 +118,8 @@ def _stored_llama(manifest: Manifest) -> tuple[ModelSpec, DataSpec]:
 
 
 def _own_config(manifest: Manifest, model: ModelSpec, data: DataSpec) -> dict[str, Any]:
-    embedding = model_parameters(manifest).get(f"{MODEL_PREFIX}embedding.weight")
+    named = {own_name(name): saved for name, saved in model_parameters(manifest).items()}
+    embedding = named.get("embedding.weight")
     if embedding is None:
         raise NotExportable("it has no embedding: it is not a Llama of Holdfast")
     try:

@@ -1,11 +1,11 @@
-"""Training of the built-in models: FSDP2 × context × tensor parallel, AdamW; a task per family.
+"""Training of the built-in models: FSDP2 × context × tensor parallel; a task per family.
 
-The state of a step consists of the parameters, both moments of the optimizer, the guards' memory,
-and the step itself, which determines learning rate and random numbers. So ranks that differ only
-in `dp_replicate` hold the same payload, byte for byte. A step reads the window of the sample order
-that the ledger assigns to it, in micro-batches dealt to the data-parallel ranks; the loss is the
-sum over targets divided by the number of targets of the whole global batch. The micro-batches of
-the next step are read while a step computes.
+The state of a step consists of the parameters, the moments of the optimizer, the weights' moving
+averages if the spec has them, the guards' memory, and the step itself, which determines learning
+rate and random numbers. So ranks that differ only in `dp_replicate` hold the same payload, byte for
+byte. A step reads the window of the sample order that the ledger assigns to it, in micro-batches
+dealt to the data-parallel ranks; the loss is the sum over targets divided by the number of targets
+of the whole global batch. The micro-batches of the next step are read while a step computes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from holdfast_workers.data.sample_order import Indices, passes
 from holdfast_workers.models.llama import Llama
 from holdfast_workers.models.transformer import Transformer
-from holdfast_workers.optim.adamw import LocalAdamW, clip, squared_norm
+from holdfast_workers.optim.gradients import clip, squared_norm
+from holdfast_workers.optim.local_optimizer import LocalOptimizer, NoPeers
+from holdfast_workers.optim.new_optimizer import local_parameter, new_optimizer
 from holdfast_workers.optim.schedule import learning_rate
 from holdfast_workers.parallelize.mesh import (
     CONTEXT_AXIS,
@@ -37,6 +39,7 @@ from holdfast_workers.parallelize.mesh import (
     make_mesh,
 )
 from holdfast_workers.parallelize.parallel_model import apply_parallelism, needs_mesh
+from holdfast_workers.parallelize.parameter_peers import MeshPeers
 from holdfast_workers.parallelize.pipeline import ChunkReporter, Pipeline, has_last_stage
 from holdfast_workers.parallelize.replicate import GradientSums, is_replicated_only
 from holdfast_workers.parallelize.shard import (
@@ -58,6 +61,7 @@ from holdfast_workers.recipes.micro_batches import (
     read_window,
 )
 from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
+from holdfast_workers.recipes.state_pieces import restart_averages, state_pieces
 from holdfast_workers.recipes.task import Task, new_task
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
@@ -66,9 +70,9 @@ from holdfast_workers.state.rank_state import (
     ShardBox,
     Snapshot,
     StateMismatch,
-    StateTensor,
     local_of,
     shard_box_of,
+    sharded_dimensions,
 )
 from holdfast_workers.state.replicas import REPLICATED_AXIS
 from holdfast_workers.training.guards import NonfiniteOrigin
@@ -101,7 +105,9 @@ class _BuiltRecipe:
     names: list[str]
     boxes: list[ShardBox]
     locals: list[Tensor]
-    optimizer: LocalAdamW
+    optimizer: LocalOptimizer
+    averages: list[Tensor]
+    """Moving averages of `locals`; [] without."""
     state: RankState
     sums: GradientSums | None
     """Sums of gradients, if the model is replicated and not sharded."""
@@ -135,10 +141,15 @@ class PretrainRecipe(Recipe):
 
     def local_tensors(self, what: str) -> dict[str, Tensor]:
         built = self._require_built()
+        if what == "moment":
+            firsts: dict[str, Tensor] = {}
+            for moment in built.optimizer.moments:
+                firsts.setdefault(moment.parameter.name, moment.tensor)
+            return firsts
         if what == "gradient":
             tensors = [_gradient(parameter) for parameter in built.parameters]
         else:
-            tensors = built.locals if what == "parameter" else built.optimizer.exp_avg
+            tensors = built.locals
         return dict(zip(built.names, tensors, strict=True))
 
     # --- building and rebuilding ------------------------------------------------------------
@@ -207,6 +218,7 @@ class PretrainRecipe(Recipe):
             else:
                 local.copy_(task.initial_values(name, box.global_shape)[box.slices()])
         built.optimizer.zero_state()
+        restart_averages(built.averages, built.locals)
         self.guard_memory.reset()
         built.checksum.record()
         self.applied_step = 0
@@ -252,6 +264,8 @@ class PretrainRecipe(Recipe):
             )
         self.guard_memory.adopt_loaded_state(step)
         built.optimizer.set_steps_taken(step)
+        if step == 0:  # the weights may be those of `init_from`
+            restart_averages(built.averages, built.locals)
         built.checksum.record()
         self.applied_step = step
         return step
@@ -279,6 +293,8 @@ class PretrainRecipe(Recipe):
         self.applied_step = -1
         clip(gradients, agreed.grad_norm, train.clip_grad_norm)
         built.optimizer.step(gradients, lr)
+        if train.ema is not None:
+            torch._foreach_lerp_(built.averages, built.locals, 1.0 - train.ema)
         for parameter in built.parameters:
             parameter.grad = None
         self.guard_memory.record_step(step, agreed.loss, agreed.grad_norm)
@@ -301,7 +317,7 @@ class PretrainRecipe(Recipe):
     def trace(self, step: int) -> NonfiniteOrigin | None:
         built = self._require_built()
         self._seed_generators(step)
-        state = [*built.locals, *built.optimizer.exp_avg, *built.optimizer.exp_avg_sq]
+        state = [*built.locals, *(moment.tensor for moment in built.optimizer.moments)]
         state_is_finite = all_finite(state)
         with NonfiniteTracer(built.model, built.world.rank) as tracer:
             if self._is_pipeline():
@@ -503,18 +519,20 @@ class PretrainRecipe(Recipe):
             shard_box_of(parameter, self._replicated_on(world, name)) for name, parameter in named
         ]
         locals_ = [local_of(parameter) for parameter in parameters]
-        optimizer = LocalAdamW(
-            locals_, [len(box.global_shape) > 1 for box in boxes], self.spec.train.optimizer
-        )
-        pieces = [
-            StateTensor(f"{prefix}.{name}", tensor, box, weight=prefix == "model")
-            for prefix, tensors in (
-                ("model", locals_),
-                ("optim.exp_avg", optimizer.exp_avg),
-                ("optim.exp_avg_sq", optimizer.exp_avg_sq),
-            )
-            for name, tensor, box in zip(names, tensors, boxes, strict=True)
+        spec = self.spec.train.optimizer
+        optimized = [
+            local_parameter(name, local, box.global_shape, sharded_dimensions(parameter), spec)
+            for name, parameter, local, box in zip(names, parameters, locals_, boxes, strict=True)
         ]
+        peers = NoPeers() if mesh is None else MeshPeers(world, mesh, dict(named))
+        optimizer = new_optimizer(optimized, spec, peers)
+        averages = [] if self.spec.train.ema is None else [local.clone() for local in locals_]
+        pieces = state_pieces(
+            dict(zip(names, locals_, strict=True)),
+            dict(zip(names, boxes, strict=True)),
+            optimizer.moments,
+            averages,
+        )
         pieces += self.guard_memory.pieces(primary=world.rank == 0)
         sums = None
         if mesh is not None and is_replicated_only(world, self.spec.model):
@@ -529,6 +547,7 @@ class PretrainRecipe(Recipe):
             boxes=boxes,
             locals=locals_,
             optimizer=optimizer,
+            averages=averages,
             state=RankState(pieces),
             sums=sums,
             checksum=ParameterChecksum(locals_ if compared else ()),
@@ -548,7 +567,8 @@ class PretrainRecipe(Recipe):
             "step": step,
             "global_batch": train.global_batch,
             "seed": train.seed,
-            "schedule": train.schedule.model_dump(),
+            # Without the fields that a schedule lacks: states of earlier versions have none.
+            "schedule": train.schedule.model_dump(exclude_none=True),
             "corpus": self._require_task().fingerprint,
         }
 

@@ -30,6 +30,13 @@ from holdfast_workers.spec.model import (
     WeightDtype,
 )
 from holdfast_workers.spec.model_faults import MOST_CLASSES, MOST_PIXELS, NEAR_SIZES
+from holdfast_workers.spec.optimization import (
+    Decay,
+    OptimizerName,
+    OptimizerSpec,
+    ParameterGroupSpec,
+    ScheduleSpec,
+)
 from holdfast_workers.spec.parallel import MESH_AXES, ContextMethod, ParallelSpec, Schedule, Zero
 from holdfast_workers.spec.program import ProgramSpec, RayRunSpec
 from holdfast_workers.spec.resources import RankResources, TimeoutsSpec
@@ -47,9 +54,7 @@ from holdfast_workers.spec.train import (
     BYTES,
     DataSpec,
     Determinism,
-    OptimizerSpec,
     PreparedSpec,
-    ScheduleSpec,
     SourceSpec,
     SpecialRole,
     SpecialTokenSpec,
@@ -77,6 +82,7 @@ __all__ = [
     "ChecksSpec",
     "ContextMethod",
     "DataSpec",
+    "Decay",
     "DetectionSpec",
     "Determinism",
     "Every",
@@ -88,8 +94,10 @@ __all__ = [
     "ModelSpec",
     "NonNegative",
     "NonfiniteGuardSpec",
+    "OptimizerName",
     "OptimizerSpec",
     "ParallelSpec",
+    "ParameterGroupSpec",
     "Positive",
     "PreparedSpec",
     "ProgramSpec",

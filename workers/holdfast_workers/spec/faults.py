@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from holdfast_workers.spec.amount import AMOUNTS, amount_faults
 from holdfast_workers.spec.data_faults import data_faults
 from holdfast_workers.spec.model_faults import model_faults
+from holdfast_workers.spec.optimization import optimization_faults
 from holdfast_workers.spec.parallel import ParallelSpec
 from holdfast_workers.spec.spec_fault import SpecFault
 from holdfast_workers.spec.training import TrainingSpec
@@ -51,6 +52,10 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
             f"warmup_steps {warm_up} exceeds steps {steps}",
             *AMOUNTS,
         )
+    if spec.function_name is None:
+        faults += optimization_faults(train.optimizer, train.schedule, steps)
+    elif train.ema is not None:
+        add("train.ema", "a function averages its weights itself: remove ema")
     guards = spec.guards
     policies = (guards.nonfinite.policy, guards.loss_spike.policy, guards.grad_norm_spike.policy)
     if "rollback" in policies and guards.rollback_steps > guards.max_skips:

@@ -18,6 +18,7 @@ from holdfast_workers.spec.fields import (
     Section,
     TokenAmount,
 )
+from holdfast_workers.spec.optimization import OptimizerSpec, ScheduleSpec
 
 BYTES = "bytes"
 """The tokenizer whose tokens are the bytes of the text in UTF-8."""
@@ -221,20 +222,6 @@ class DataSpec(Section):
         return BYTE_VOCABULARY if self.tokenizer == BYTES else None
 
 
-class OptimizerSpec(Section):
-    name: Literal["adamw"] = "adamw"
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-
-
-class ScheduleSpec(Section):
-    name: Literal["cosine", "constant"] = "cosine"
-    warmup_steps: NonNegative = 20
-    final_lr_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-
-
 Determinism = Literal["strict", "fast"]
 
 
@@ -261,6 +248,11 @@ class TrainSpec(Section):
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Decay of a moving average of the weights, such as 0.999: after a step it is "
+        "ema · average + (1 - ema) · weights. Every checkpoint has it. null: none.",
+    )
     deterministic: Determinism = Field(
         default="strict",
         description="strict: a step that is computed again has the same bits; on accelerators "

@@ -16,6 +16,9 @@ from functools import cached_property, lru_cache
 ALIGNMENT = 64
 KEPT_LAYOUTS = 64
 MODEL_PREFIX = "model."
+AVERAGES_PREFIX = "ema."
+"""Of the moving averages of weights in the state of a built-in recipe; the weight's own name
+follows."""
 """Prefix of the model's weights in the built-in recipes; the weight's own name follows. In a recipe
 that does not say which of its tensors are weights, exactly the names with this prefix are."""
 OBJECT_PREFIX = "object."

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from holdfast_workers.state.device_staging import DeviceStaging
 from holdfast_workers.state.digest import ShardDigest, ShardHasher, streamed_digest
@@ -95,16 +96,23 @@ def shard_box_of(parameter: Tensor, replicated_on: Mapping[str, int]) -> ShardBo
         return ShardBox(shape, (0,) * len(shape), shape, not any(replicated_on.values()))
     mesh, placements = parameter.device_mesh, parameter.placements
     local, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
-    sharded = {
-        axis
-        for name, placement in zip(
-            mesh.mesh_dim_names or ("",) * mesh.ndim, placements, strict=True
-        )
-        if not placement.is_replicate()
-        for axis in axes_of(name)
-    }
+    sharded = sharded_dimensions(parameter)
     first = all(index == 0 for axis, index in replicated_on.items() if axis not in sharded)
     return ShardBox(shape, tuple(offsets), tuple(local), first)
+
+
+def sharded_dimensions(parameter: Tensor) -> dict[str, int]:
+    """The mesh axes that divide a parameter, plain or DTensor, each with the dimension that it
+    divides. A joined dimension stands for all of its axes."""
+    if not isinstance(parameter, DTensor):
+        return {}
+    names = parameter.device_mesh.mesh_dim_names or ("",) * parameter.device_mesh.ndim
+    return {
+        axis: placement.dim
+        for name, placement in zip(names, parameter.placements, strict=True)
+        if isinstance(placement, Shard | _StridedShard)
+        for axis in axes_of(name)
+    }
 
 
 def local_of(tensor: Tensor) -> Tensor:

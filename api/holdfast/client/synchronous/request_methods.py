@@ -376,11 +376,11 @@ class RequestMethods:
         self._send("DELETE", checkpoint_path(job_id, step), type(None))
 
     def prepare_export(
-        self, job_id: str, step: int, *, hugging_face: bool = False
+        self, job_id: str, step: int, *, hugging_face: bool = False, average: bool = False
     ) -> Iterator[OperationView]:
         """Verify a checkpoint and write its model to a file on the server; yields the operation as
         in :meth:`follow_operation`. :meth:`download` fetches the file."""
-        return self._started(calls.export(job_id, step, hugging_face=hugging_face))
+        return self._started(calls.export(job_id, step, hugging_face=hugging_face, average=average))
 
     def export_checkpoint(
         self,
@@ -389,18 +389,19 @@ class RequestMethods:
         target: Path,
         *,
         hugging_face: bool = False,
+        average: bool = False,
         on_bytes: Callable[[int, int], None] = lambda _written, _whole: None,
     ) -> int:
         """Write the model's parameters to `target`, as safetensors; returns the size in bytes.
         `hugging_face`: make a folder that `transformers` loads, with configuration and tokenizer; a
-        warning says what it lacks.
+        warning says what it lacks. `average`: the moving averages of `train.ema`.
 
         The server verifies every byte first, which can take a while; see :meth:`prepare_export`,
         :meth:`download` and :meth:`download_folder`.
         """
         if hugging_face:
             target = model_folder.folder_at(target)
-        start = calls.export(job_id, step, hugging_face=hugging_face)
+        start = calls.export(job_id, step, hugging_face=hugging_face, average=average)
         operation = self._transport.call(start)
         for progress in self.follow_operation(operation.id):
             operation = progress

@@ -16,7 +16,7 @@ from holdfast.rest.http.problems import ProblemError, documented
 from holdfast.rest.routes.checkpoints import Step
 from holdfast.rest.routes.jobs import JobId
 from holdfast.rest.services import ServicesDep
-from holdfast_service.job_model.operations import ParameterNames
+from holdfast_service.job_model.operations import ExportedWeights, ExportForm, ParameterNames
 from holdfast_service.operations.export_files import Content
 from holdfast_service.views.operations import OperationPage, OperationView
 
@@ -90,8 +90,12 @@ async def export_checkpoint(
             "Face's transformers loads, with its names"
         ),
     ] = ParameterNames.OWN,
+    weights: Annotated[
+        ExportedWeights, Query(description="average: the moving averages of `train.ema`")
+    ] = ExportedWeights.TRAINED,
 ) -> OperationView:
-    return _started(response, await services.operations.export(job_id, step, names))
+    form = ExportForm(names, weights)
+    return _started(response, await services.operations.export(job_id, step, form))
 
 
 @router.get(PREFIX, summary="Operations, newest first", responses=documented(400, 404, 422))

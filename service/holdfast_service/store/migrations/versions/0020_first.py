@@ -281,6 +281,7 @@ def _operations() -> None:
         sa.Column("uri", sa.String(length=1024), nullable=False),
         sa.Column("step", sa.BigInteger(), nullable=False),
         sa.Column("names", sa.String(length=16), nullable=True),
+        sa.Column("weights", sa.String(length=16), nullable=True),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=True),
