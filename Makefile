@@ -11,7 +11,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Compiled modules are kept: the checks start thousands of processes.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: setup test test-quick test-affected test-all cluster-test frameworks lint screenshots demo demo-elastic soak bench gpu clean
+.PHONY: setup test test-quick test-affected test-all cluster-test frameworks lint lint-types lint-style test-dashboard screenshots demo demo-elastic soak bench gpu clean
 
 # build.py builds only if the sources of the dashboard, or of the API that it uses, have changed.
 setup: $(STAMP)
@@ -31,11 +31,19 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-lint: setup
+lint: lint-types lint-style
+
+# Apart, so that they run beside each other.
+lint-types: setup
+	$(BIN)/mypy
+
+lint-style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-dashboard: setup
+	$(BIN)/python api/dashboard/build.py test
 
 # What CONTRIBUTING.md says of each suite; the marks are in tests/support/suites/selection.py. Tests that
 # start or kill real processes run alone, after the others. JUNIT keeps what each test cost.
@@ -45,8 +53,8 @@ JUNIT = --junit-xml $(REPORTS)/$@-$(1).xml
 QUICK = $(BIN)/pytest -n 2 --max-worker-restart 0 --dist loadgroup $(call JUNIT,quick)
 REAL = $(BIN)/pytest $(call JUNIT,real) --durations 20
 
-test: lint
-	$(BIN)/python api/dashboard/build.py test
+test: setup
+	$(MAKE) --no-print-directory -j 2 -O lint-types lint-style test-dashboard
 	$(QUICK) --suite quick
 	$(REAL) --suite real
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import structlog
 
 from tests.support.checkpoint.s3_server import S3Server
 from tests.support.service.postgres import running_postgres
@@ -26,6 +27,9 @@ SLOW_MARKS = ("cluster", "chaos", "soak")
 # How long an example takes says more of the machine's load than of the code.
 hypothesis.settings.register_profile("holdfast", deadline=None)
 hypothesis.settings.load_profile("holdfast")
+
+# structlog's renderer draws a traceback with its sources and variables, which takes a second.
+structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
 
 # A shell lets its background jobs ignore Ctrl-C, and so would all that is started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -31,7 +31,7 @@ from holdfast_workers.published.weight_set import MANIFEST, OTHERS, digest_file
 
 pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(500)]
 LENGTH = 32
-STEPS = 200
+STEPS = 100
 OPTIMIZED = {
     "optimizer": {"name": "muon", "lr": 1e-3},
     "schedule": {"name": "wsd", "warmup_steps": 5},
@@ -85,23 +85,9 @@ def first_loss(folder: Path) -> float:
     return float(torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:]))
 
 
-def without_index(folder: Path) -> None:
-    (folder / INDEX).unlink()
-
-
 def cut(folder: Path) -> None:
     file = sorted(folder.glob("*.safetensors"))[-1]
     file.write_bytes(file.read_bytes()[:-100])
-
-
-def other_shapes(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
-
-
-def unknown_architecture(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
 
 
 def pickled(folder: Path) -> None:
@@ -110,17 +96,12 @@ def pickled(folder: Path) -> None:
         file.rename(file.with_suffix(".bin"))
 
 
-BAD: dict[Callable[[Path], None], str] = {
-    without_index: INDEX,
-    cut: "cut off",
-    other_shapes: "mlp.gate_proj.weight",
-    unknown_architecture: "'gpt2'",
-    pickled: "a pickle",
-}
+BAD: dict[Callable[[Path], None], str] = {cut: "cut off", pickled: "a pickle"}
+"""Of those in `tests/service/cluster/test_weights_work.py`."""
 
 
 @pytest.mark.story("published model")
-def test_a_job_begins_with_published_weights_and_each_bad_folder_is_refused_in_a_sentence(
+def test_a_job_begins_with_published_weights_and_a_bad_folder_is_refused_in_a_sentence(
     product: Product, folder: Path, corpus: Path, tmp_path: Path
 ) -> None:
     client = product.client
@@ -175,7 +156,7 @@ def test_a_killed_digest_task_is_repeated_and_changes_no_digest(
     """The job does not fit into its memory, so that it ends once its weights are read."""
     folder = tmp_path / "large"
     folder.mkdir()
-    config = {**CONFIG, "vocab_size": 10_000_000}
+    config = {**CONFIG, "vocab_size": 4_000_000}
     (folder / "config.json").write_text(json.dumps(config))
     write_zeros(folder / SINGLE, published_shapes(model_of(read_config(config))))
     train_tokenizer(folder)

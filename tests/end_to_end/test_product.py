@@ -297,7 +297,7 @@ def test_the_commands_of_the_pages_work(product: Product) -> None:
 def test_a_script_of_a_user_runs_as_documented_and_survives_a_killed_rank(product: Product) -> None:
     _, block = marked("bring.md")[0]
     command = subprocess.Popen(
-        ["bash", "-ec", f"{block.rstrip()} --pause 0.2"],
+        ["bash", "-ec", f"{block.rstrip()} --pause 0.1"],
         cwd=REPOSITORY,
         env={
             **os.environ,

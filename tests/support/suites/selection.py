@@ -26,6 +26,8 @@ SUITES = {
 }
 """Suite -> marks. `make test` runs `quick` and `real`, `make test-all` the two larger ones, and
 `make test-quick` `inner`."""
+IN_TABLES = ("cell", "story")
+"""Marks that name a row of a table in CONTRIBUTING.md."""
 REAL_TESTS_WEIGHT = 30
 """A real test takes as long as so many quick ones, roughly: for parts of equal length."""
 
@@ -72,6 +74,17 @@ def pytest_configure(config: pytest.Config) -> None:
             config.stash[_affected] = affected_files(config.rootpath, base)
         except subprocess.CalledProcessError as error:
             raise pytest.UsageError(f"--affected {base}: {error.stderr.strip()}") from error
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the suite `real`, only files with a mark of CONTRIBUTING.md are imported: a tenth of them.
+    `tests/project/test_suites.py` finds the marks by the same words."""
+    if config.option.suite != "real" or not collection_path.name.startswith("test_"):
+        return None
+    if collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return None if any(f"mark.{mark}(" in text for mark in IN_TABLES) else True
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -96,7 +96,7 @@ def saved(fails_on: int | None = None) -> Save:
 
 
 @pytest.mark.seconds
-@settings(max_examples=80)
+@settings(max_examples=50)
 @example(2, [saved(), saved(), saved(1), saved(1)], Restart(lost=None, size=None, loads=True))
 @example(2, [saved(), saved(1), saved(1)], Restart(lost=0, size=None, loads=True))
 @example(2, [saved(), saved(), Restart(None, 3, True), saved()], Restart(None, None, True))

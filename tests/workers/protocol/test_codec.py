@@ -86,7 +86,7 @@ def no_wrong_types() -> Any:
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("kind", WHOLE, ids=lambda kind: kind.__name__)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_message_survives_the_codec(kind: type, data: st.DataObject) -> None:
     value = data.draw(values_of(kind))
@@ -96,7 +96,7 @@ def test_every_message_survives_the_codec(kind: type, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_every_command_survives_the_codec(kind: type, data: st.DataObject) -> None:
     request = Request(data.draw(values_of(kind)), 3)
@@ -104,7 +104,7 @@ def test_every_command_survives_the_codec(kind: type, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("kind", DETAILS, ids=lambda kind: kind.__name__)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_every_signal_survives_the_codec(kind: type, data: st.DataObject) -> None:
     signal = Signal(data.draw(values_of(kind)), "n0", "life", 1, 2.5)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support.data.token_sets import BYTES, MadeSet
 from tests.support.ranks.rank_worlds import tiny_spec
 
+from holdfast_workers.data import token_corpus
 from holdfast_workers.data.sample_order import micro_batch_positions, samples_digest
 from holdfast_workers.data.token_cache import shard_file
 from holdfast_workers.data.token_corpus import IGNORED, order_of
@@ -178,8 +179,16 @@ class Run:
         return found
 
 
+@pytest.fixture(autouse=True, scope="module")
+def short_waits() -> Iterator[None]:
+    """A reader looks for a shard that comes at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_corpus, "_POLL_S", 0.001)
+        yield
+
+
 @pytest.mark.seconds
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(corpus=corpora(), data=st.data(), first=meshes, events=st.lists(happenings, max_size=12))
 def test_each_token_of_an_epoch_is_a_target_once_through_faults_and_changes_of_size(
     corpus: Corpus, data: st.DataObject, first: dict[str, int], events: list[tuple[str, object]]

@@ -96,16 +96,21 @@ def _built(model: ModelSpec, cache: Path) -> PretrainRecipe:
 
 
 @pytest.mark.parametrize(
-    "mesh",
+    ("published", "mesh"),
     [
-        {},
-        {"dp_shard": 3},
-        {"dp_shard": 2, "tp": 2},
-        {"pp": 2, "dp_shard": 2},
-        {"cp": 2, "zero": 3},
-        pytest.param({"dp_replicate": 2}, marks=pytest.mark.slow),
+        pytest.param(family, mesh, marks=[] if family in own else [pytest.mark.slow])
+        for own, mesh in (
+            ((), {"dp_replicate": 2}),
+            (("llama",), {}),
+            (("qwen2",), {"dp_shard": 3}),
+            (FAMILIES, {"dp_shard": 2, "tp": 2}),
+            (("qwen2",), {"pp": 2, "dp_shard": 2}),
+            (("llama",), {"cp": 2, "zero": 3}),
+        )
+        for family in FAMILIES
     ],
     ids=str,
+    indirect=["published"],
 )
 def test_each_rank_has_its_slices_of_the_folder_and_trains(
     worlds: Worlds, published: Published, mesh: Mapping[str, Any]

@@ -38,7 +38,7 @@ def through_json(data: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", sorted(EventKind))
 def test_an_event_of_every_kind_survives_json(kind: EventKind) -> None:
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(any_event(kind))
     def survives(event: Any) -> None:
         data = encode(event)
@@ -51,7 +51,7 @@ def test_an_event_of_every_kind_survives_json(kind: EventKind) -> None:
 
 @pytest.mark.parametrize("kind", sorted(EventKind))
 def test_fields_of_a_newer_version_are_ignored(kind: EventKind) -> None:
-    @settings(max_examples=25)
+    @settings(max_examples=12)
     @given(any_event(kind))
     def ignored(event: Any) -> None:
         newer = with_unknown_fields(type(event), through_json(encode(event)))
