@@ -80,8 +80,6 @@ _MOMENTS: Mapping[OptimizerName, tuple[int, int]] = {
     "lamb": (2, 2),
 }
 """Moments of the size of a parameter: of a matrix in a block, and of any other parameter."""
-_UPDATES_AT_ONCE: frozenset[OptimizerName] = frozenset({"adafactor", "muon", "lamb"})
-"""They make updates of all parameters before they apply the first."""
 _KEYS_AND_VALUES = 2
 """Keys and values among the elements of `none.of_attention`."""
 _AT_HEAD_DIM, _AT_HEAD_VOCABULARY = 2, 2
@@ -139,7 +137,7 @@ def memory_model(training: TrainingSpec) -> MemoryModel | None:
         gathered_activations=tokens * _gathered_per_token(training),
         schedule=training.parallel.schedule,
         moments=_moments(training.train),
-        updates_at_once=training.train.optimizer.name in _UPDATES_AT_ONCE,
+        exchanges_updates=training.train.optimizer.name == "muon",
     )
 
 
@@ -167,7 +165,11 @@ def group_faults(training: TrainingSpec) -> list[SpecFault]:
     if not groups or not is_known or _lacks_sizes(training.model):
         return []
     names = list(shapes_of(training))
-    found = {id(training.train.optimizer.group_of(name)) for name in names}
+    found: set[int] = set()
+    for name in names:
+        found.add(id(training.train.optimizer.group_of(name)))
+        if found.issuperset(map(id, groups)):
+            return []
     return [
         SpecFault(
             path=f"train.optimizer.groups.{index}.match",

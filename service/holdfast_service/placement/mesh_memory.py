@@ -47,7 +47,7 @@ class RankMemory:
     """Whole parameters and gradients while they are used."""
     activations: int
     updates: int = 0
-    """Of all parameters at once, in the optimizer's step, when nothing is gathered or kept."""
+    """Of all parameters, in the optimizer's step, when nothing is gathered or kept."""
 
     @property
     def total(self) -> int:
@@ -98,8 +98,9 @@ class MemoryModel:
     """Schedule of a pipeline."""
     moments: tuple[int, int] = (2, 2)
     """Moments of the size of a parameter: of those in `block`, and of the others."""
-    updates_at_once: bool = False
-    """Whether the optimizer has the updates of all parameters at once."""
+    exchanges_updates: bool = False
+    """Whether the optimizer makes updates of whole parameters: two copies in bfloat16 of all that
+    is divided."""
 
     def of(self, mesh: Mesh, micro_batches: int) -> RankMemory:
         """The need of a rank on `mesh`, of a global batch of `micro_batches`."""
@@ -136,7 +137,7 @@ class MemoryModel:
             moments=STORED_BYTES * -(-moments // state_shards(mesh)),
             gathered=gathered,
             activations=self.compute_bytes * kept,
-            updates=stored if self.updates_at_once else 0,
+            updates=stored if self.exchanges_updates and parts * state_shards(mesh) > 1 else 0,
         )
 
     def _under_way(self, stages: int, micro_batches: int) -> int:

@@ -154,7 +154,9 @@ class JobService(JobCommands):
             if self._settings.check_data_paths and looks:
                 faults += await self._data_paths.find_faults(reading.spec)
             faults += await asyncio.to_thread(self._secret_faults, reading.spec)
-        spec = job_spec.check(reading, capacity, filter(None, faults))
+        known = [fault for fault in faults if fault is not None]
+        # In a thread: patterns of groups are compared with every name of a model.
+        spec = await asyncio.to_thread(job_spec.check, reading, capacity, known)
         resolved = server_store.with_store(spec, self._settings)
         if misplaced := place_faults(resolved, self._settings.data_dir):
             raise InvalidSpec.of(misplaced)

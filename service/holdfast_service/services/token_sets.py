@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,8 @@ MOST_SAMPLES = 100
 async def why_unfit(spec: JobSpec, check_start: Callable[[JobSpec], Awaitable[object]]) -> str:
     """Why a job of a spec with token sets cannot train on them, on one line; "" if it can.
     `check_start`: of its `init_from`, raises InvalidSpec. Raises StorageUnavailable."""
-    faults = [f"{fault.path}: {fault.message}" for fault in prepared_faults(spec)]
+    found = await asyncio.to_thread(prepared_faults, spec)
+    faults = [f"{fault.path}: {fault.message}" for fault in found]
     if not faults:
         try:
             await check_start(spec)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import accumulate
-from math import prod
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -32,7 +29,6 @@ from holdfast_workers.spec import (
     ContextMethod,
     ModelSpec,
     OptimizerName,
-    OptimizerSpec,
     ParallelSpec,
     TrainingSpec,
     TrainSpec,
@@ -206,35 +202,6 @@ def test_the_model_counts_the_moments_of_each_optimizer(name: OptimizerName) -> 
     moments = new_optimizer(parameters, train.optimizer, NoPeers()).moments
     held = 4 * sum(moment.tensor.numel() for moment in moments)
     assert held + need.parameters == pytest.approx(need.moments, rel=0.05)
-
-
-@pytest.mark.parametrize("name", get_args(OptimizerName))
-def test_the_model_counts_updates_that_are_made_at_once(name: OptimizerName) -> None:
-    spec = OptimizerSpec(name=name, lr=1e-3)
-    shapes = {f"blocks.{index}.x.weight": (128, 128) for index in range(20)} | {"norm.weight": (9,)}
-    parameters = [
-        local_parameter(parameter, torch.randn(shape), shape, {}, spec)
-        for parameter, shape in shapes.items()
-    ]
-    optimizer = new_optimizer(parameters, spec, NoPeers())
-    gradients = [torch.randn(shape) for shape in shapes.values()]
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        optimizer.step(gradients, 1e-3)
-    assert profiled.profiler is not None and profiled.profiler.kineto_results is not None
-    events = profiled.profiler.kineto_results.events()
-    memory = sorted((each for each in events if each.name() == "[memory]"), key=_start)
-    most = max(accumulate((each.nbytes() for each in memory), initial=0))
-    training = TrainingSpec(model=MODELS[0], train=TrainSpec(optimizer=spec))
-    found = model_memory.memory_model(training)
-    assert found is not None
-    need = found.of({"dp_shard": 1}, 1)
-    modelled = need.updates / need.parameters
-    stored = 4 * sum(map(prod, shapes.values()))
-    assert modelled == pytest.approx(most / stored, abs=0.3)
-
-
-def _start(event: Any) -> int:
-    return int(event.start_ns())
 
 
 def test_a_group_without_a_parameter_is_a_fault() -> None:

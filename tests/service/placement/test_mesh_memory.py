@@ -38,13 +38,16 @@ def test_each_part_is_divided_by_the_axes_that_divide_it() -> None:
 
 
 def test_updates_follow_the_passes_in_the_same_memory() -> None:
-    plain, at_once = MODEL.of({"dp_shard": 4}, 8), replace(MODEL, updates_at_once=True)
-    shared = at_once.of({"dp_shard": 4}, 8)
+    plain, muon = MODEL.of({"dp_shard": 4}, 8), replace(MODEL, exchanges_updates=True)
+    shared = muon.of({"dp_shard": 4}, 8)
     assert (shared.updates, shared.total) == (shared.parameters, plain.total)
     assert "updates" not in shared.described
-    alone = replace(at_once, divided_activations=0).of({"dp_shard": 1}, 8)
-    assert alone.total == alone.parameters * 5
-    assert f"updates {size_of(alone.updates)}" in alone.described
+    few = replace(muon, divided_activations=0, whole_activations=0, compute_bytes=0)
+    divided = few.of({"dp_shard": 1, "tp": 2}, 8)
+    assert divided.total == divided.parameters * 5
+    assert f"updates {size_of(divided.updates)}" in divided.described
+    for mesh in ({"dp_shard": 1}, {"dp_replicate": 4}):
+        assert muon.of(mesh, 8) == MODEL.of(mesh, 8)
 
 
 def test_parts_of_a_sequence_share_activations_and_the_state() -> None:

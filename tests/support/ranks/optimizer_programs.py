@@ -7,6 +7,7 @@ import pickle
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,17 @@ from numpy.typing import NDArray
 from tests.support.ranks import rank_programs as programs
 from tests.support.ranks.rank_worlds import RecordingHooks
 from torch import Tensor
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.profiler import ProfilerActivity, profile
 
+from holdfast_workers.optim.new_optimizer import local_parameter, new_optimizer
 from holdfast_workers.parallelize import process_groups
+from holdfast_workers.parallelize.mesh import SHARD_AXIS, make_mesh
+from holdfast_workers.parallelize.parameter_peers import MeshPeers
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import OptimizerSpec, TrainingSpec
 from holdfast_workers.state.layout import TensorEntry
+from holdfast_workers.state.rank_state import local_of
 from holdfast_workers.training.recipe import World
 from holdfast_workers.training.step_loop import train
 
@@ -150,3 +157,46 @@ def averages_follow(port: int, cache_dir: Path, world: World, spec: TrainingSpec
     train(recipe, world, spec, hooks, 0)
     process_groups.leave()
     return all(good) and len(good) == 1 + 2 * spec.train.last_step
+
+
+def temporaries(
+    port: int,
+    _cache_dir: Path,
+    world: World,
+    spec: TrainingSpec,
+    optimizers: Sequence[OptimizerSpec],
+) -> list[float]:
+    """The most memory that a step of each optimizer takes for itself, in units of this rank's
+    parameters, which are matrices of equal shape, divided over `dp_shard`, and a vector."""
+    programs.join(port, world)
+    shapes = {f"blocks.{index}.weight": (128, 128) for index in range(24)} | {"norm.weight": (8,)}
+    mesh = make_mesh(world, spec.detection.collective_timeout_s)
+    whole = {name: torch.randn(shape) for name, shape in shapes.items()}
+    placed: dict[str, Tensor] = dict(whole)
+    sharded: dict[str, int] = {}
+    if world.size(SHARD_AXIS) > 1:
+        shards = mesh[SHARD_AXIS]
+        placed = {name: distribute_tensor(each, shards, [Shard(0)]) for name, each in whole.items()}
+        sharded = {SHARD_AXIS: 0}
+    found = []
+    for optimizer_spec in optimizers:
+        parameters = [
+            local_parameter(name, local_of(each).clone(), shapes[name], sharded, optimizer_spec)
+            for name, each in placed.items()
+        ]
+        optimizer = new_optimizer(parameters, optimizer_spec, MeshPeers(world, mesh, placed))
+        gradients = [torch.randn_like(each.tensor) for each in parameters]
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            optimizer.step(gradients, RATE)
+        assert profiled.profiler is not None and profiled.profiler.kineto_results is not None
+        events = profiled.profiler.kineto_results.events()
+        memory = [each for each in events if each.name() == "[memory]"]
+        changes = [each.nbytes() for each in sorted(memory, key=_start)]
+        held = sum(each.tensor.nbytes for each in parameters)
+        found.append(max(accumulate(changes, initial=0)) / held)
+    process_groups.leave()
+    return found
+
+
+def _start(event: Any) -> int:
+    return int(event.start_ns())

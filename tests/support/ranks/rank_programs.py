@@ -460,6 +460,7 @@ def rejoined(
     except Exception as error:
         failure = error
     assert failure is not None and process_groups.is_communication_error(failure), repr(failure)
+    _await_other_survivors(port, world)
     process_groups.disconnect(sockets)
     recipe.abandon_step()
     process_groups.leave()
@@ -467,6 +468,17 @@ def rejoined(
     join(port, again)
     recipe.rebind(again)
     return again
+
+
+def _await_other_survivors(port: int, world: World) -> None:
+    """Return once all survivors have noticed that a peer is lost, or after a while: gloo forgets a
+    send to a peer that has closed its side. An agent would kill the sender, see
+    `docs/architecture/design-differences.md`."""
+    store, key = dist.TCPStore("127.0.0.1", port, is_master=False), f"lost/{world.attempt}"
+    noticed, until = store.add(key, 1), time.monotonic() + 5
+    while noticed < world.world_size - 1 and time.monotonic() < until:
+        time.sleep(0.01)
+        noticed = store.add(key, 0)
 
 
 def _disconnect_after_loss(notice: Path, sockets: frozenset[process_groups.OpenSocket]) -> None:

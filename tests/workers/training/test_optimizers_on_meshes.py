@@ -125,3 +125,14 @@ def test_survivors_rebind_to_new_groups_with_the_same_bits(
 @pytest.mark.seconds
 def test_the_moving_average_of_the_weights_follows_its_formula(worlds: Worlds) -> None:
     assert worlds.run(optimizers.averages_follow, spec_of("sgd", {"dp_shard": 2})) == [True, True]
+
+
+@pytest.mark.parametrize("mesh", [{"dp_shard": 2}, slow({"dp_replicate": 2})], ids=str)
+def test_a_step_takes_no_more_memory_than_the_memory_model_has_for_it(
+    worlds: Worlds, mesh: dict[str, int]
+) -> None:
+    spec = tiny_spec(mesh)
+    for rank in worlds.run(optimizers.temporaries, spec, SPECS):
+        for name, found in zip(NAMES, rank, strict=True):
+            modelled = 1.0 if name == "muon" and mesh == {"dp_shard": 2} else 0.0
+            assert found == pytest.approx(modelled, abs=0.3), name

@@ -6,7 +6,7 @@ A vector (a bias, the weight of a norm) has a trust ratio of 1, as in common imp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -73,27 +73,26 @@ class LocalLAMB(LocalOptimizer):
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float) -> None:
         self.steps_taken += 1
-        updates = self._updates(gradients)
+        self._make_updates(gradients)
         tensors = [each.tensor for each in self.parameters]
-        of_tensors, of_updates = squared_norms(self._peers, self.parameters, tensors, updates)
-        rows = zip(self.parameters, updates, of_tensors, of_updates, strict=True)
+        of_tensors, of_updates = squared_norms(self._peers, self.parameters, tensors, gradients)
+        rows = zip(self.parameters, gradients, of_tensors, of_updates, strict=True)
         for each, update, tensor_sq, update_sq in rows:
             is_trusted = each.is_matrix and tensor_sq > 0 and update_sq > 0
             trust = math.sqrt(tensor_sq / update_sq) if is_trusted else 1.0
             each.tensor.add_(update, alpha=-lr * each.lr_scale * trust)
 
-    def _updates(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def _make_updates(self, gradients: Sequence[Tensor]) -> None:
+        """Replace the gradients by the updates."""
         first, second = self._betas
         of_first, of_second = (1.0 - beta**self.steps_taken for beta in self._betas)
-        updates = []
         rows = zip(self.parameters, gradients, self._exp_avg, self._exp_avg_sq, strict=True)
         for each, gradient, exp_avg, exp_avg_sq in rows:
             exp_avg.lerp_(gradient, 1.0 - first)
             exp_avg_sq.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
             root = exp_avg_sq.div(of_second).sqrt_().add_(self._eps)
-            update = exp_avg.div(of_first).div_(root)
-            updates.append(update.add_(each.tensor, alpha=each.weight_decay))
-        return updates
+            torch.div(exp_avg, of_first, out=gradient)
+            gradient.div_(root).add_(each.tensor, alpha=each.weight_decay)
 
 
 class LocalAdafactor(LocalOptimizer):
@@ -114,9 +113,9 @@ class LocalAdafactor(LocalOptimizer):
         self.steps_taken += 1
         tensors = [each.tensor for each in self.parameters]
         (of_tensors,) = squared_norms(self._peers, self.parameters, tensors)
-        updates = self._updates(gradients)
-        (of_updates,) = squared_norms(self._peers, self.parameters, updates)
-        rows = zip(self.parameters, updates, of_tensors, of_updates, strict=True)
+        self._make_updates(gradients)
+        (of_updates,) = squared_norms(self._peers, self.parameters, gradients)
+        rows = zip(self.parameters, gradients, of_tensors, of_updates, strict=True)
         for each, update, tensor_sq, update_sq in rows:
             rate, count = lr * each.lr_scale, math.prod(each.whole_shape)
             relative = min(rate, self.steps_taken**-0.5)
@@ -124,14 +123,13 @@ class LocalAdafactor(LocalOptimizer):
             each.tensor.mul_(1.0 - rate * each.weight_decay)
             each.tensor.add_(update, alpha=-size / max(1.0, math.sqrt(update_sq / count)))
 
-    def _updates(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients, divided by the roots of their estimated mean squares."""
+    def _make_updates(self, gradients: Sequence[Tensor]) -> None:
+        """Divide the gradients by the roots of their estimated mean squares."""
         pairs = [*zip(self.parameters, gradients, strict=True)]
         weight = self.steps_taken**_BETA2_DECAY
         self._update_factors([g for each, g in pairs if each.is_matrix], weight)
-        estimates = iter(self._estimates())
+        estimates = self._estimates()
         variances = iter(self._variances)
-        updates = []
         for each, gradient in pairs:
             if each.is_matrix:
                 estimate = next(estimates)
@@ -139,8 +137,7 @@ class LocalAdafactor(LocalOptimizer):
                 variance = next(variances)
                 variance.lerp_(gradient * gradient, weight)
                 estimate = variance.clone()
-            updates.append(estimate.clamp_(min=_LEAST_MEAN**2).rsqrt_().mul_(gradient))
-        return updates
+            gradient.mul_(estimate.clamp_(min=_LEAST_MEAN**2).rsqrt_())
 
     def _update_factors(self, gradients: Sequence[Tensor], weight: float) -> None:
         for reduced, factors in ((1, self._row_vars), (0, self._col_vars)):
@@ -150,14 +147,12 @@ class LocalAdafactor(LocalOptimizer):
             for each, factor, part in zip(self._matrices, factors, parts, strict=True):
                 factor.lerp_((part / each.whole_shape[reduced]).view_as(factor), weight)
 
-    def _estimates(self) -> list[Tensor]:
+    def _estimates(self) -> Iterator[Tensor]:
         """The mean squares of the matrices' elements: row times column, by the mean of the rows."""
         sums = [each.sum().reshape(1) for each in self._row_vars]
         wholes = summed_vectors(self._peers, self._matrices, sums, dimension=0)
         rows = zip(
             self._matrices, self._row_vars, self._col_vars, torch.split(wholes, 1), strict=True
         )
-        return [
-            (row_var @ col_var).div_((whole / each.whole_shape[0]).clamp_(min=_LEAST_MEAN))
-            for each, row_var, col_var, whole in rows
-        ]
+        for each, row_var, col_var, whole in rows:
+            yield (row_var @ col_var).div_((whole / each.whole_shape[0]).clamp_(min=_LEAST_MEAN))

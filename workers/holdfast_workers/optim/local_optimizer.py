@@ -8,7 +8,7 @@ the run and is no state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,10 +64,15 @@ class ParameterPeers(Protocol):
         ...
 
     def mapped(
-        self, names: Sequence[str], pieces: Sequence[Tensor], function: WholeFunction
-    ) -> list[Tensor]:
+        self,
+        names: Sequence[str],
+        pieces: Iterable[Tensor],
+        function: WholeFunction,
+        dtype: torch.dtype,
+    ) -> Iterable[Tensor]:
         """This rank's pieces of `function(whole)`, which has the whole's shape and dtype. `pieces`:
-        of tensors that are divided like the parameters of these names; all have one dtype."""
+        of tensors of `dtype` that are divided like the parameters of these names; each is taken
+        when it is needed, and may be let go of then."""
         ...
 
 
@@ -80,9 +85,13 @@ class NoPeers(ParameterPeers):
         raise ValueError(f"nothing is divided over {axis}")
 
     def mapped(
-        self, names: Sequence[str], pieces: Sequence[Tensor], function: WholeFunction
-    ) -> list[Tensor]:
-        return [function(piece) for piece in pieces]
+        self,
+        names: Sequence[str],
+        pieces: Iterable[Tensor],
+        function: WholeFunction,
+        dtype: torch.dtype,
+    ) -> Iterable[Tensor]:
+        return map(function, pieces)
 
 
 class LocalOptimizer(ABC):

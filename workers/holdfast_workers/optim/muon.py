@@ -7,7 +7,7 @@ the update, in bfloat16, to a rank that computes it, and gets them back.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -64,18 +64,21 @@ class LocalMuon(LocalOptimizer):
 
     @torch.no_grad()
     def _update_matrices(self, gradients: Sequence[Tensor], lr: float) -> None:
-        pieces = []
-        for gradient, buffer in zip(gradients, self._buffers, strict=True):
-            buffer.lerp_(gradient, 1.0 - self._momentum)
-            update = gradient.lerp(buffer, self._momentum) if self._nesterov else buffer
-            pieces.append(update.bfloat16())
         names = [each.name for each in self._matrices]
-        updates = self._peers.mapped(names, pieces, orthogonalized)
+        pieces = self._pieces(gradients)
+        updates = self._peers.mapped(names, pieces, orthogonalized, torch.bfloat16)
         for each, update in zip(self._matrices, updates, strict=True):
             rate = lr * each.lr_scale
             each.tensor.mul_(1.0 - rate * each.weight_decay)
             scale = RMS_OF_ADAMW * math.sqrt(max(each.whole_shape))
             each.tensor.add_(update, alpha=-rate * scale)
+
+    def _pieces(self, gradients: Sequence[Tensor]) -> Iterator[Tensor]:
+        """This rank's pieces of the updates, before they are orthogonalized."""
+        for gradient, buffer in zip(gradients, self._buffers, strict=True):
+            buffer.lerp_(gradient, 1.0 - self._momentum)
+            update = gradient.lerp(buffer, self._momentum) if self._nesterov else buffer
+            yield update.bfloat16()
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ group, in which ranks that are no peers send each other nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import accumulate, product
 from math import prod
 
 import torch
@@ -65,81 +66,112 @@ class MeshPeers(ParameterPeers):
         return padded[:count]
 
     def mapped(
-        self, names: Sequence[str], pieces: Sequence[Tensor], function: WholeFunction
-    ) -> list[Tensor]:
+        self,
+        names: Sequence[str],
+        pieces: Iterable[Tensor],
+        function: WholeFunction,
+        dtype: torch.dtype,
+    ) -> Iterable[Tensor]:
         if len(self._peers) == 1:
-            return [function(piece) for piece in pieces]
+            return map(function, pieces)
         shapes = [tuple(self._parameters[name].shape) for name in names]
-        owners = owners_of([prod(shape) for shape in shapes], len(self._peers))
         boxes = [self._boxes_of(name) for name in names]
-        wholes = self._gathered(pieces, shapes, boxes, owners)
-        results = {index: function(whole) for index, whole in wholes.items()}
-        return self._returned(results, pieces, boxes, owners)
+        owners = owners_of([prod(shape) for shape in shapes], len(self._peers))
+        # At any time there are two copies of what this rank holds or owns, and not more.
+        wholes = self._gathered(pieces, shapes, boxes, owners, dtype)
+        for index, whole in wholes.items():
+            wholes[index] = function(whole)
+        return self._returned(wholes, boxes, owners, dtype)
 
     def _gathered(
         self,
-        pieces: Sequence[Tensor],
+        pieces: Iterable[Tensor],
         shapes: Sequence[tuple[int, ...]],
         boxes: Sequence[_Boxes],
         owners: Sequence[int],
+        dtype: torch.dtype,
     ) -> dict[int, Tensor]:
         """The whole tensors that this rank owns, by their indices, of the pieces of all peers."""
-        sent: list[list[Tensor]] = [[] for _ in self._peers]
-        for piece, of_peers, owner in zip(pieces, boxes, owners, strict=True):
-            if of_peers.is_first[self._own]:
-                sent[owner].append(piece)
         own = [index for index, owner in enumerate(owners) if owner == self._own]
-        wholes = {index: pieces[index].new_empty(shapes[index]) for index in own}
-        places = [
-            [wholes[index][boxes[index].of[peer]] for index in own if boxes[index].is_first[peer]]
-            for peer in range(len(self._peers))
-        ]
-        self._exchange(pieces[0], sent, places)
+        counts = [0] * len(self._peers)
+        places = []  # of each piece, in the part for its owner
+        for of_peers, owner in zip(boxes, owners, strict=True):
+            places.append(counts[owner])
+            counts[owner] += of_peers.first_sizes[self._own]
+        starts = [*accumulate(counts, initial=0)]
+        outgoing = self._empty((sum(counts),), dtype)
+        for piece, of_peers, owner, place in zip(pieces, boxes, owners, places, strict=True):
+            if of_peers.is_first[self._own]:
+                at = starts[owner] + place
+                outgoing[at : at + piece.numel()] = piece.reshape(-1)
+        peers = range(len(self._peers))
+        expected = [sum(boxes[index].first_sizes[peer] for index in own) for peer in peers]
+        arriving = self._exchanged(outgoing, counts, expected)
+        del outgoing
+        wholes = {index: self._empty(shapes[index], dtype) for index in own}
+        at = 0
+        for peer, index in product(peers, own):
+            if boxes[index].is_first[peer]:
+                target = wholes[index][boxes[index].of[peer]]
+                target.copy_(arriving[at : at + target.numel()].view(target.shape))
+                at += target.numel()
         return wholes
 
     def _returned(
         self,
-        results: Mapping[int, Tensor],
-        pieces: Sequence[Tensor],
+        wholes: dict[int, Tensor],
         boxes: Sequence[_Boxes],
         owners: Sequence[int],
+        dtype: torch.dtype,
     ) -> list[Tensor]:
-        """This rank's pieces of the results of all owners."""
-        sent = [
-            [result[boxes[index].of[peer]] for index, result in results.items()]
-            for peer in range(len(self._peers))
-        ]
-        own = [torch.empty_like(piece) for piece in pieces]
-        places: list[list[Tensor]] = [[] for _ in self._peers]
-        for piece, owner in zip(own, owners, strict=True):
-            places[owner].append(piece)
-        self._exchange(pieces[0], sent, places)
-        return own
+        """This rank's pieces of the wholes of all owners; `wholes`, of this one, are let go of."""
+        peers = range(len(self._peers))
+        counts = [sum(boxes[index].sizes[peer] for index in wholes) for peer in peers]
+        outgoing = self._empty((sum(counts),), dtype)
+        at = 0
+        for peer, index in product(peers, wholes):
+            box = boxes[index]
+            part = outgoing[at : at + box.sizes[peer]]
+            part.view(box.shapes[peer]).copy_(wholes[index][box.of[peer]])
+            at += box.sizes[peer]
+        wholes.clear()
+        expected = [0] * len(self._peers)
+        places = []  # of each piece, in the part of its owner
+        for of_peers, owner in zip(boxes, owners, strict=True):
+            places.append(expected[owner])
+            expected[owner] += of_peers.sizes[self._own]
+        arriving = self._exchanged(outgoing, counts, expected)
+        starts = [*accumulate(expected, initial=0)]
+        pieces = []
+        for of_peers, owner, place in zip(boxes, owners, places, strict=True):
+            at = starts[owner] + place
+            piece = arriving[at : at + of_peers.sizes[self._own]]
+            pieces.append(piece.view(of_peers.shapes[self._own]))
+        return pieces
 
-    def _exchange(
-        self, example: Tensor, sent: Sequence[list[Tensor]], places: Sequence[list[Tensor]]
-    ) -> None:
-        """Send each peer its tensors, and copy those of each peer to `places`. All are of the dtype
-        and device of `example`."""
-        outgoing = _flat([tensor for tensors in sent for tensor in tensors], example)
-        arriving = example.new_empty(sum(each.numel() for tensors in places for each in tensors))
+    def _exchanged(
+        self, outgoing: Tensor, counts: Sequence[int], expected: Sequence[int]
+    ) -> Tensor:
+        """Send the peers, in their order, parts of `outgoing` with so many elements each, and
+        return what arrives: from each of them as many elements as are expected."""
+        arriving = self._empty((sum(expected),), outgoing.dtype)
         dist.all_to_all_single(
             arriving.view(torch.uint8),
             outgoing.view(torch.uint8),
-            self._byte_counts(places),
-            self._byte_counts(sent),
+            self._bytes_by_rank(expected, outgoing.dtype),
+            self._bytes_by_rank(counts, outgoing.dtype),
         )
-        targets = [tensor for tensors in places for tensor in tensors]
-        parts = torch.split(arriving, [target.numel() for target in targets])
-        for target, part in zip(targets, parts, strict=True):
-            target.copy_(part.view(target.shape))
+        return arriving
 
-    def _byte_counts(self, tensors: Sequence[list[Tensor]]) -> list[int]:
-        """The bytes for each rank of the world."""
-        counts = [0] * self._world_size
-        for peer, of_peer in zip(self._peers, tensors, strict=True):
-            counts[peer.rank] = sum(each.numel() * each.element_size() for each in of_peer)
-        return counts
+    def _bytes_by_rank(self, counts: Sequence[int], dtype: torch.dtype) -> list[int]:
+        """For each rank of the world the bytes of so many elements; `counts`: by peer."""
+        sizes = [0] * self._world_size
+        for peer, count in zip(self._peers, counts, strict=True):
+            sizes[peer.rank] = count * dtype.itemsize
+        return sizes
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._mesh.device_type)
 
     def _boxes_of(self, name: str) -> _Boxes:
         """The boxes that the peers have of a parameter. They are found once for all parameters
@@ -160,13 +192,15 @@ class _Boxes:
 
     def __init__(self, boxes: Sequence[_Box]) -> None:
         self.of = boxes
-        found: set[tuple[tuple[int, int], ...]] = set()
-        self.is_first = []
+        self.shapes = [tuple(each.stop - each.start for each in box) for box in boxes]
+        self.sizes = [prod(shape) for shape in self.shapes]
+        """Elements of each box."""
+        edges = [tuple((each.start, each.stop) for each in box) for box in boxes]
+        first = {of_box: peer for peer, of_box in reversed([*enumerate(edges)])}
+        self.is_first = [first[of_box] == peer for peer, of_box in enumerate(edges)]
         """Whether no peer before this one has the same box."""
-        for box in boxes:
-            edges = tuple((each.start, each.stop) for each in box)
-            self.is_first.append(edges not in found)
-            found.add(edges)
+        rows = zip(self.sizes, self.is_first, strict=True)
+        self.first_sizes = [size if is_first else 0 for size, is_first in rows]
 
 
 def peers_of(world: World) -> list[World]:
@@ -188,12 +222,6 @@ def owners_of(costs: Sequence[int], ranks: int) -> list[int]:
         owners[index] = min(range(ranks), key=lambda rank: (load[rank], rank))
         load[owners[index]] += costs[index]
     return owners
-
-
-def _flat(tensors: Sequence[Tensor], example: Tensor) -> Tensor:
-    if not tensors:
-        return example.new_empty(0)
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _box(parameter: Tensor, place: World) -> _Box:
