@@ -145,7 +145,7 @@ def test_a_job_begins_with_published_weights_and_a_bad_folder_is_refused_in_a_se
     averaged = tmp_path / "averaged"
     client.export_checkpoint(first.id, STEPS, averaged, hugging_face=True, average=True)
     losses = [first_loss(each) for each in (folder, averaged, exported)]
-    assert losses[1] < 0.5 * losses[0]
+    assert max(losses[1:]) < 0.5 * losses[0]
     assert losses[1] != losses[2]
 
 

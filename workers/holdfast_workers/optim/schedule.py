@@ -46,7 +46,8 @@ def _height(schedule: ScheduleSpec, last_step: int, step: int) -> float:
         case "linear" | "constant":
             return 1.0 - progress
         case "wsd":
-            return decayed(schedule.decay or "linear", progress)
+            assert schedule.decay is not None  # refused by `optimization_faults`
+            return decayed(schedule.decay, progress)
         case _:
             assert_never(schedule.name)
 
