@@ -230,6 +230,9 @@ class _ReportingHooks(Hooks):
     def commit_gate(self, step: int) -> None:
         pass
 
+    def evaluation_begins(self, step: int) -> None:
+        pass
+
     def committed(self, row: StepRow) -> None:
         self._rows.append(row)
         self._write({"row": asdict(row)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,15 +35,15 @@ CheckpointWord = Annotated[
 Step = Annotated[int | None, Parameter(help="Step of the checkpoint; default: the newest.")]
 RequiredStep = Annotated[int | None, Parameter(help="Step of the checkpoint; or JOB/STEP.")]
 
-COLUMNS = (
+BEFORE_METRICS = (
     Column("STEP", right=True),
     Column("ATTEMPT", right=True, drop=1),
     Column("BYTES", right=True),
     Column("AGE", right=True),
-    Column("LOSS", right=True, drop=2),
-    Column("KEPT AS", least=8),
-    Column("STATE", least=8),
 )
+AFTER_METRICS = (Column("KEPT AS", least=8), Column("STATE", least=8))
+METRICS = ("loss", "eval_loss")
+"""Shown, the second one if a checkpoint has it."""
 
 
 class NoCheckpoint(HoldfastError, code="checkpoint_not_found", status=404):
@@ -71,9 +71,14 @@ def ls(job_word: JobWord, /, *, options: Options = OPTIONS) -> ExitCode:
     memory = found.memory
     step = "" if memory.protected_step is None else f"step {memory.protected_step}, "
     output.console().print(f"in memory: {step}{memory.where}")
-    rows = [_row(checkpoint) for checkpoint in found.items if checkpoint.deleted_at is None]
-    if rows:
-        output.table(COLUMNS, rows, whole=options.wide)
+    kept = [checkpoint for checkpoint in found.items if checkpoint.deleted_at is None]
+    if kept:
+        evaluated = any(METRICS[1] in checkpoint.metrics for checkpoint in kept)
+        metrics = METRICS if evaluated else METRICS[:1]
+        heads = (Column(name.upper().replace("_", " "), right=True, drop=2) for name in metrics)
+        columns = (*BEFORE_METRICS, *heads, *AFTER_METRICS)
+        rows = [_row(checkpoint, metrics) for checkpoint in kept]
+        output.table(columns, rows, whole=options.wide)
     else:
         output.progress("no remote checkpoint")
     if found.storage_problem is not None:
@@ -270,13 +275,13 @@ def _progress(activity: str) -> Progress:
     )
 
 
-def _row(checkpoint: CheckpointView) -> list[str | Text]:
+def _row(checkpoint: CheckpointView, metrics: Sequence[str]) -> list[str | Text]:
     return [
         str(checkpoint.step),
         str(checkpoint.attempt),
         f"{checkpoint.nbytes:,}",
         output.age(checkpoint.saved_at),
-        output.number(checkpoint.metrics.get("loss"), ".4f"),
+        *(output.number(checkpoint.metrics.get(name), ".4f") for name in metrics),
         _kept_as(checkpoint),
         _state(checkpoint),
     ]

@@ -14,6 +14,7 @@ from holdfast.cli.common import LONG_RETRY_S, OPTIONS, JobWord, Options, seconds
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.printing import output
 from holdfast.errors import Conflict, WaitTimeout
+from holdfast_service.job_model.lifecycle import STOPPED_EARLY
 from holdfast_service.job_model.replay import replay_mark
 from holdfast_service.views.comparison import ComparisonView, ReplayResult
 from holdfast_service.wording import plural
@@ -145,11 +146,20 @@ def _progress_text(replay: JobView, found: ComparisonView) -> Text:
 def _finish(client: Client, replay_id: str, found: ComparisonView) -> JobView:
     """End a replay that has nothing more to show; one that is at its end ends by itself."""
     replay = client.get(replay_id)
-    at_its_end = found.result is ReplayResult.EQUAL and found.until_step == replay.progress.steps
+    is_equal = found.result is ReplayResult.EQUAL
+    at_its_end = is_equal and found.until_step == _last_step(client, replay, found)
     if not replay.state.terminal and not at_its_end:
         with contextlib.suppress(Conflict):  # it has just ended
             return client.cancel(replay_id, now=True)
     return replay
+
+
+def _last_step(client: Client, replay: JobView, found: ComparisonView) -> int | None:
+    """The step after which an equal replay ends by itself: an early stop is a part of the state."""
+    original = client.get(found.original)
+    if original.outcome is not None and original.outcome.code == STOPPED_EARLY:
+        return original.progress.step
+    return replay.progress.steps
 
 
 def _go_on(replay: JobView) -> list[Text]:

@@ -33,6 +33,7 @@ PHASES = (
     "agree",
     "hold",
     "optimizer",
+    "evaluation",
     "checkpoint",
     "save",
     "evaluate",

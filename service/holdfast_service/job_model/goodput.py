@@ -27,7 +27,7 @@ class TimeKind(StrEnum):
     """The kinds of time in a job. The phases of a recovery are `recovery.<phase>`."""
 
     PRODUCTIVE = "productive"  # in a step that is part of history
-    BETWEEN_STEPS = "between_steps"  # between two steps of one attempt: saving, logging
+    BETWEEN_STEPS = "between_steps"  # between two steps of one attempt: saving, an evaluation
     NO_STEP = "no_step"  # the ranks run, and no step of this time is known, or not yet
     REPLAYED = "replayed"  # in a step that was lost and had to be computed again
     STARTING = "starting"  # on the cluster, before the first step
@@ -161,6 +161,7 @@ def account(
     worlds: Sequence[WorldPeriod] = (),
     devices: int = 1,
     absences: Sequence[Absence] = (),
+    is_program: bool = False,
 ) -> Goodput:
     """The goodput of a job.
 
@@ -168,7 +169,8 @@ def account(
     moment. `absences`: within them; a step range must not reach over one. `worlds`: see
     `world_periods`; `devices`: their number in moments without a world, as before the first
     attempt. A step range must be part of history as a whole, or be discarded as a whole by one
-    attempt: see `History.has_one_fate`.
+    attempt: see `History.has_one_fate`. `is_program`: it may have made steps before the first one
+    that it reports.
     """
     presence = PresenceClock(absences)
     outages = [*outages, *_restarts(absences, runs)]
@@ -185,7 +187,7 @@ def account(
             for outage in outages
         ]
         worlds = [replace(world, since=at(world.since), until=at(world.until)) for world in worlds]
-    history = History(runs)
+    history = History(runs, is_program=is_program)
     running = sorted(_us(presence.at(run.running_at)) for run in runs if run.running_at is not None)
     ordered = sorted(
         (_as_range(row) for row in rows), key=lambda steps: (steps.at, steps.attempt, steps.first)
@@ -278,7 +280,9 @@ class _TimeLedger:
             else:
                 is_first = before is None  # what comes before it is known without it
                 after = TimeKind.STARTING if is_first else TimeKind.RECOVERING
-                self._gap(cursor, start, after if is_first else TimeKind.DETECTION, after)
+                none_is_missing = history.begins_with(row.attempt, row.first)
+                ready = TimeKind.BETWEEN_STEPS if none_is_missing else TimeKind.NO_STEP
+                self._gap(cursor, start, after if is_first else TimeKind.DETECTION, after, ready)
             complete = row.steps == row.last - row.first + 1
             self._assign(TimeKind.BETWEEN_STEPS if complete else TimeKind.NO_STEP, idle)
             if history.keeps(row.attempt, row.last):
@@ -290,15 +294,18 @@ class _TimeLedger:
                 self.replayed += row.steps
             cursor, before, last = end, row.attempt, row.last
         if before is None:
-            self._gap(cursor, until, TimeKind.STARTING, TimeKind.STARTING)
+            self._gap(cursor, until, TimeKind.STARTING, TimeKind.STARTING, TimeKind.STARTING)
         else:
             rest = TimeKind.FINISHING if over else TimeKind.NO_STEP
-            self._gap(cursor, until, rest, rest)
+            self._gap(cursor, until, rest, rest, rest)
 
-    def _gap(self, since: int, until: int, before: TimeKind, after: TimeKind) -> None:
+    def _gap(
+        self, since: int, until: int, before: TimeKind, after: TimeKind, ready: TimeKind
+    ) -> None:
         """Assign time without steps: to the recoveries within it, to kind `before` ahead of the
-        first recovery, and to kind `after` behind each. Time lost ahead of the first recovery is
-        attributed to that recovery's incident."""
+        first recovery, to kind `after` between them, and to kind `ready` behind the last one: its
+        attempt has trained from then on, and evaluated its first step. Time lost ahead of the first
+        recovery is attributed to that recovery's incident."""
         cursor, kind, incident = since, before, None
         while (
             self._next < len(self._recovery_pieces)
@@ -316,6 +323,7 @@ class _TimeLedger:
             self._assign_wait(kind, start - cursor, incident)
             self._assign(phase, end - start, of)
             cursor, kind, incident, at = max(end, cursor), after, of, at + 1
+        kind = kind if at == self._next else ready
         self._assign_wait(kind, until - cursor, incident)
 
     def _assign_wait(self, kind: TimeKind, microseconds: int, incident: int | None) -> None:
@@ -359,7 +367,8 @@ _IN_STEPS = (TimeKind.PRODUCTIVE, TimeKind.REPLAYED)
 class History:
     """Decides which steps are part of history, and which incident discarded the others."""
 
-    def __init__(self, runs: Sequence[AttemptRun]) -> None:
+    def __init__(self, runs: Sequence[AttemptRun], *, is_program: bool = False) -> None:
+        self._is_program = is_program
         self._runs = sorted(runs, key=lambda run: run.attempt)
         self._floors: dict[int, int] = {}
         lowest: int | None = None
@@ -376,6 +385,11 @@ class History:
         """The incident of the first later attempt that started before a discarded step."""
         run = self._first_before(attempt, step)
         return run.incident if run is not None else None
+
+    def begins_with(self, attempt: int, first: int) -> bool:
+        """Whether `first` is known to be the first step that the attempt computed."""
+        begins = {run.attempt: run.restored_step + 1 for run in self._runs}
+        return not self._is_program and first <= begins.get(attempt, first)
 
     def has_one_fate(self, attempt: int, first: int, last: int) -> bool:
         """Whether all steps from `first` to `last` of an attempt were kept, or were discarded by

@@ -363,9 +363,11 @@ def _depends_on(fault: SpecFault, paths: Iterable[str]) -> bool:
 
 
 def _recipe_faults(spec: JobSpec) -> list[SpecFault]:
-    if spec.function is not None and not MODULE_ATTRIBUTE.fullmatch(spec.function):
-        message = f"{spec.function!r} is not a function reference: write package.module:name"
-        return [SpecFault(path="function", message=message)]
+    references = {"function": spec.function, "evaluate.function": spec.evaluate.function}
+    for path, reference in references.items():
+        if reference is not None and not MODULE_ATTRIBUTE.fullmatch(reference):
+            message = f"{reference!r} is not a function reference: write package.module:name"
+            return [SpecFault(path=path, message=message)]
     if spec.recipe in BUILT_IN_RECIPES or MODULE_ATTRIBUTE.fullmatch(spec.recipe):
         return []
     known = ", ".join(BUILT_IN_RECIPES)

@@ -31,6 +31,9 @@ SUPERVISOR_START = "its supervisor to start"
 DATA_WAIT = "data"
 """The resource that a job waits for while what it reads is prepared, or ranks have no samples."""
 
+STOPPED_EARLY = "stopped_early"
+"""The code of a success before the last step, by `evaluate.stop`."""
+
 
 class State(StrEnum):
     """The observed state of a job."""

@@ -108,6 +108,17 @@ UNUSED = (
         "a program loads its own checkpoints: remove it, and name one in its arguments",
     ),
     UnusedFields(
+        PROGRAMS,
+        ("evaluate",),
+        "a program evaluates in its own loop: remove it",
+    ),
+    UnusedFields(
+        frozenset({Brings.FUNCTION}),
+        ("evaluate",),
+        "a function evaluates in its own loop: remove it, and give the result to its step, as "
+        "`metrics={'eval_loss': ...}`",
+    ),
+    UnusedFields(
         frozenset({Brings.SCRIPT, Brings.COMMAND}),
         ("config",),
         "only a `function` or a `ray_train` function gets it: remove it, and give such values in "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast_service.job_model.events.incidents import IncidentRecord
-from holdfast_service.job_model.lifecycle import DATA_WAIT, Desired, State
+from holdfast_service.job_model.lifecycle import DATA_WAIT, STOPPED_EARLY, Desired, State
 from holdfast_service.job_model.program_levels import ProgramLevel
 from holdfast_service.store.job_row_stats import HIGH_DATA_WAIT
 from holdfast_service.store.json_safe import number
@@ -223,6 +223,8 @@ def _data_wait(job: JobStanding) -> str:
 def _completed(job: JobStanding) -> str:
     if job.step is None:
         return "The program has ended"
+    if job.outcome_code == STOPPED_EARLY:
+        return f"The job {job.outcome_message}"
     if job.steps and job.step >= job.steps:
         return f"All {job.steps:,} steps are complete"
     return f"The program has ended after step {job.step:,}"

@@ -125,7 +125,7 @@ class RecoveryCore:
             due.append(state.departure.due_at(state.worlds.attempt))
         if state.roster.live():  # without a live agent there is no retry; a new one gets it at once
             due.append(state.saves.next_retry_at())
-        if deadline is not None and state.ending.stop is not None:
+        if state.ending.stop is not None:
             due.append(state.ending.stop.deadline)
         return min((at for at in due if at), default=None)
 

@@ -32,6 +32,7 @@ from holdfast_service.job_model.goodput import (
     account,
 )
 from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.program_levels import brings
 from holdfast_service.job_model.world_history import (
     Absence,
     FormedWorld,
@@ -117,6 +118,7 @@ async def goodput(session: AsyncSession, job: JobRecord, now: float) -> Goodput:
         worlds=world_periods(await formed_worlds(session, job.id), held),
         devices=stored_world_size(job.spec) or 1,
         absences=without_steps(absences, (step.at for step in steps)),
+        is_program=brings(job.spec).is_program,
     )
 
 

@@ -32,6 +32,7 @@ SENTENCES: Mapping[str, str] = {
     "[, to {wanted}][: {reason}]",
     EventKind.STOP_UNDONE: "training continues after step {step}: the request to {wanted} was "
     "given up[, because {reason}]",
+    EventKind.ENDS_EARLY: "training stops early, after step {step}[: {reason}]",
     EventKind.PACKAGES_INSTALLED: "{host} installed the job's packages[ in {took_s} s]",
     EventKind.DATA_PREPARED: "the job's data are {tokens} tokens of {documents} documents"
     "[ and {validation_tokens} for validation][, prepared in {took_s} s]"

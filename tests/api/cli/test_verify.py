@@ -20,7 +20,7 @@ from holdfast import Client
 from holdfast.cli import verify
 from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.main import run
-from holdfast_service.job_model.lifecycle import State
+from holdfast_service.job_model.lifecycle import STOPPED_EARLY, State
 
 FIXED = {**SPEC, "train": {"steps": 30}}
 ELASTIC = {
@@ -118,6 +118,19 @@ def test_a_replay_that_went_through_to_its_end_is_not_cancelled(
     with meanwhile(server, client, lambda replay: play(server, client, replay, 5)):
         assert run(["verify", job_id, "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["equal"] == 5
+    assert client.get(replay_of(client)).desired == "running", "no cancel was asked for"
+
+
+@pytest.mark.seconds
+def test_a_replay_of_a_job_that_stopped_early_ends_by_itself_as_well(
+    server: LiveServer, client: Client
+) -> None:
+    job_id = client.submit(FIXED).id
+    play(server, client, job_id, 8)
+    server.supervisor(job_id).end("SUCCEEDED", STOPPED_EARLY)
+    eventually(lambda: client.get(job_id).state.terminal)
+    with meanwhile(server, client, lambda replay: play(server, client, replay, 8)):
+        assert run(["verify", job_id]) == ExitCode.OK
     assert client.get(replay_of(client)).desired == "running", "no cancel was asked for"
 
 

@@ -95,6 +95,23 @@ def test_the_list_shows_the_content_of_each_tier(
     assert found.storage_problem is None
 
 
+def test_the_listed_checkpoints_have_the_loss_of_their_evaluations(
+    server: LiveServer,
+    client: Client,
+    job_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metrics = {"loss": 1.0, "eval_loss": 1.25}
+    report_saved(server, job_id, save_world(root_of(server, job_id), 8, 1, MESH, 8, metrics))
+    eventually(lambda: 8 in _steps(client, job_id))
+    monkeypatch.setenv("HOLDFAST_ADDRESS", server.address)
+    assert run(["checkpoint", "ls", job_id, "-o", "wide"]) == ExitCode.OK
+    _, head, *rows = capsys.readouterr().out.splitlines()
+    shown = head.index("EVAL LOSS")
+    assert [row[shown : shown + 9].strip() for row in rows] == ["1.2500", "-", "-", "-"]
+
+
 def test_a_verification_reports_its_progress_and_its_result(
     server: LiveServer, client: Client, job_id: str
 ) -> None:
@@ -440,6 +457,7 @@ def test_the_command_line_lists_pins_exports_verifies_and_removes(
     memory, *table = out.splitlines()
     assert memory == "in memory: nothing was saved in this attempt so far"
     assert [line.split()[0] for line in table] == ["STEP", "6", "4", "2"]
+    assert "EVAL LOSS" not in table[0]
     assert "pinned" in table[1]
     assert "best" in table[2]
     code, _, err = call("rm", job_id, "--step", "6")

@@ -20,6 +20,14 @@ from holdfast_service.job_model.spec_document import MAX_VALUES
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(documents())
 @example({"name": "1e5", "config": {"1e5": "1e5", "on": [1e-05, 1e16]}})
+@example(
+    {
+        "name": "evaluated",
+        "data": {"sources": [{"path": "/a"}], "validation": {"share": 0.1}},
+        "evaluate": {"every_steps": 10, "stop": {"patience": 2}, "function": "a:b"},
+        "checkpoint": {"remote": {"every_steps": 20, "keep_best": {"metric": "eval_loss"}}},
+    }
+)
 def test_a_resolved_spec_is_accepted_again(document: dict[str, Any]) -> None:
     spec = parse(document, None)
     resolved = json.loads(spec.model_dump_json())

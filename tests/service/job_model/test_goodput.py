@@ -94,6 +94,27 @@ def test_lost_time_without_an_incident_is_attributed_to_none() -> None:
     assert sum(live.lost_device_s.values()) == 3.0
 
 
+@pytest.mark.parametrize(
+    ("first", "is_program", "kind"),
+    [(4, False, "between_steps"), (9, False, "no_step"), (4, True, "no_step")],
+)
+def test_the_evaluation_of_the_first_step_after_a_fault_is_not_lost(
+    first: int, is_program: bool, kind: str
+) -> None:
+    """The incident ends with the step, whose row follows when it is evaluated. With rows missing,
+    nothing says what the ranks did."""
+    rows = [*steps(1, 1, 3, 1.0), *steps(2, first, first + 3, 106.0)]
+    runs, outage = [AttemptRun(1, 0), AttemptRun(2, 3, 7, 105.0)], Outage(4.0, 6.0, incident=7)
+    result = account([(0.0, 109.0)], rows, runs, [outage], ended=True, is_program=is_program)
+    assert spent(result) == {
+        "productive": 7.0,
+        "detection": 1.0,
+        "recovery.other": 2.0,
+        kind: 99.0,
+    }
+    assert result.lost_device_s == {7: 3.0}
+
+
 def test_time_off_the_cluster_is_not_counted() -> None:
     rows = [*steps(1, 1, 3, 3.0), *steps(2, 4, 5, 103.0)]
     held = [(1.0, 6.0), (100.0, 105.0)]
@@ -220,6 +241,26 @@ def test_kinds_sum_to_the_time_held_and_incidents_to_the_time_lost_for_any_clock
     assert sum(round(seconds * 1e6) for seconds in result.lost_device_s.values()) == sum(lost)
     known = {run.incident for run in runs} | {outage.incident for outage in outages}
     assert set(result.lost_device_s) <= {None} | known
+
+
+@given(HELD, ROWS, RUNS, OUTAGES, st.booleans())
+@settings(max_examples=200)
+def test_no_time_after_the_last_incident_is_lost_but_to_steps_and_to_a_lack_of_incidents(
+    held: list[tuple[float, float]],
+    rows: list[CommittedStep],
+    runs: list[AttemptRun],
+    outages: list[Outage],
+    ended: bool,
+) -> None:
+    closed = [outage for outage in outages if outage.closed_at is not None]
+    result = account(in_order(held), rows, runs, closed, ended=ended)
+    ends = [
+        max(outage.signalled_at, outage.closed_at or 0.0)
+        for outage in sorted(closed, key=lambda outage: outage.signalled_at)
+    ]
+    for span in result.spans:
+        if span.kind.startswith("recovery.") and span.until > max(ends, default=0.0) + 1e-6:
+            assert span.incident is None, "a recovery outlasts every incident"
 
 
 @given(HELD, ROWS, RUNS, OUTAGES, st.booleans(), st.integers(1, 4096))

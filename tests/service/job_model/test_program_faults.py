@@ -156,6 +156,7 @@ CHANGED: dict[str, Any] = {
     "data": {"source": "/data"},
     "data.sources": [{"path": "/data"}],
     "data.validation": {"share": 0.1},
+    "evaluate": {"every_steps": 10},
     "data.tokenizer": "/models/a",
     "data.document_end": "<|endoftext|>",
     "data.bad_records": 0.5,

@@ -246,6 +246,48 @@ def test_each_step_is_computed_on_its_scheduled_mesh_whatever_fails(
 @given(
     layout=st.integers(0, len(LAYOUTS) - 1),
     faults=FAULTS,
+    chaos=st.sampled_from((0.0, 0.05, 0.3)),
+    seed=st.integers(0, 2**16),
+    at=st.integers(1, 39),
+    later=st.sampled_from((0, 1, 3, 100)),
+    every=st.sampled_from((100, 1, 4)),
+)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+def test_a_job_ends_at_the_step_after_which_its_ranks_decide_to_stop_early(
+    layout: int,
+    faults: list[tuple[float, str, int, int]],
+    chaos: float,
+    seed: int,
+    at: int,
+    later: int,
+    every: int,
+) -> None:
+    """On a smaller mesh, results differ in their last bits, so the ranks may decide later, or never
+    before the last step."""
+    cluster = prepared(layout, faults, chaos, seed)
+    sizes = [WorldShape.of(mesh, 1).world_size for mesh in LAYOUTS[layout][0]]
+    cluster.early_at = {size: at + later * number for number, size in enumerate(sizes)}
+    cluster.evaluation_s = dict.fromkeys(range(every, cluster.config.steps + 1, every), 1.5)
+    end = cluster.run()
+    assert (end.outcome, end.step) == ("SUCCEEDED", cluster.committed[-1][1]), end
+    assert end.step in {checkpoint.step for checkpoint in cluster.remotes.values()}
+    for incident in cluster.emitted(EventKind.INCIDENT_CLOSED):
+        assert incident["signalled_at"] <= incident["closed_at"]
+        taken_s = incident["closed_at"] - incident["signalled_at"]
+        assert incident["phases_s"]["total"] == pytest.approx(taken_s, abs=1e-3)
+    early = end.step != cluster.config.steps
+    assert end.code == ("stopped_early" if early else "succeeded"), end
+    if len(sizes) == 1:
+        assert (end.step, early) == (at, True)
+    if early:
+        (*_, event) = cluster.emitted(EventKind.ENDS_EARLY)
+        assert event["step"] == end.step
+        assert event["reason"] in end.message
+
+
+@given(
+    layout=st.integers(0, len(LAYOUTS) - 1),
+    faults=FAULTS,
     seed=st.integers(0, 2**16),
     max_failures=st.integers(0, 3),
     patience=st.sampled_from((0.5, 5.0, 30.0)),

@@ -57,6 +57,7 @@ MOVES = st.lists(
             st.sampled_from([0.25, 6.0]),
             st.integers(0, 5),
             st.sampled_from([2, 4, 8]),
+            st.sampled_from([0.0, 12.0]),
         ),
         st.tuples(st.just("stop"), st.sampled_from([61.0, 900.0])),
         st.tuples(st.just("gone"), st.sampled_from([5.0, 900.0]), st.integers(0, 5)),
@@ -140,8 +141,8 @@ class Server:
             case "quiet", (seconds,):
                 true.stay_quiet(seconds)
                 await self.poll()
-            case "fail", (detect_s, back, devices):
-                true.fail(detect_s, back, devices)
+            case "fail", (detect_s, back, devices, *evaluation_s):
+                true.fail(detect_s, back, devices, *evaluation_s)
                 await self.poll()
             case "stop", (seconds,):
                 true.stop(seconds, 1.0)
@@ -217,6 +218,7 @@ async def started(store: Store, kind: str) -> Server:
 @example(kind="level 1", moves=GONE)
 @example(kind="recipe", moves=[("server", False), *GONE])
 @example(kind="level 1", moves=[("fail", 0.25, 0, 4), ("quiet", 12.0), ("train", 2, 1.0, 0.0)])
+@example(kind="recipe", moves=[("train", 4, 1.0, 0.0), ("fail", 0.25, 0, 4, 12.0)])
 @example(kind="level 0", moves=[("quiet", 12.0), ("fail", 0.25, 0, 4), ("quiet", 12.0)])
 async def test_the_account_of_a_job_is_true_at_every_moment_and_the_same_everywhere(
     store: Store, kind: str, moves: list[Move]
@@ -239,6 +241,21 @@ async def test_the_account_of_a_job_is_true_at_every_moment_and_the_same_everywh
     if kind == "level 0":
         never = (TimeKind.PRODUCTIVE, TimeKind.BETWEEN_STEPS, TimeKind.DETECTION)
         assert not any(account.by_kind_s[each] for each in never)
+
+
+async def test_an_incident_costs_the_time_until_the_next_step_without_its_evaluation(
+    store: Store,
+) -> None:
+    costs = []
+    for evaluation_s in (0.0, 600.0):
+        server = await started(store, "recipe")
+        await server.move("train", 4, 1.0, 0.0)
+        await server.move("fail", 0.25, 0, 4, evaluation_s)
+        _, account = await server.account(server.true.now)
+        costs.append(account.lost_device_s[1])
+    until_step = account.by_kind_s[TimeKind.BETWEEN_STEPS] + 1.0  # the step is a second before
+    assert until_step == pytest.approx(evaluation_s)
+    assert costs[1] == pytest.approx(costs[0] + 4 * 1.0), "the rest is known to be no recovery"
 
 
 async def says_the_same(store: Store, job: JobRecord, account: Goodput) -> None:

@@ -50,6 +50,17 @@ def fetched(
     window: int = 0,
 ) -> list[FetchProgress]:
     """Fetch until all is there."""
+    return bring(spec_of(data or DataSpec(prepared=prepared)), cache, open_set, stop, window)
+
+
+def bring(
+    spec: TrainingSpec,
+    cache: Path,
+    open_set: Callable[[str], LocalStorage] = local,
+    stop: threading.Event | None = None,
+    window: int = 0,
+) -> list[FetchProgress]:
+    """Fetch what this run reads, until all is there."""
     progress: list[FetchProgress] = []
     stop = stop or threading.Event()
 
@@ -58,6 +69,5 @@ def fetched(
         if now.is_whole:
             stop.set()
 
-    spec = spec_of(data or DataSpec(prepared=prepared))
     fetch(spec, open_set, cache, stop, keep, lambda: window, AT_ONCE)
     return progress

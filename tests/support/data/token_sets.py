@@ -30,15 +30,20 @@ class MadeSet:
     """A token set whose shards have these tokens."""
 
     def __init__(
-        self, source: str, shards: Sequence[Sequence[int]], tokenizer: TokenizerFacts = BYTES
+        self,
+        source: str,
+        shards: Sequence[Sequence[int]],
+        tokenizer: TokenizerFacts = BYTES,
+        held_out: Sequence[Sequence[int]] = (),
     ) -> None:
-        contents = [_encoded(tokens, tokenizer) for tokens in shards]
+        contents = [_encoded(tokens, tokenizer) for tokens in (*shards, *held_out)]
         facts = [
             ShardFacts(shard_digest(content), len(content), len(tokens), 1)
-            for content, tokens in zip(contents, shards, strict=True)
+            for content, tokens in zip(contents, (*shards, *held_out), strict=True)
         ]
+        own, others = tuple(facts[: len(shards)]), tuple(facts[len(shards) :])
         nbytes = sum(map(len, contents))
-        self.facts = TokenSet(source, "text", tokenizer, tuple(facts), 1, nbytes)
+        self.facts = TokenSet(source, "text", tokenizer, own, 1, nbytes, held_out=others)
         self.contents = dict(zip(facts, contents, strict=True))
 
     @property
@@ -53,6 +58,7 @@ class MadeSet:
             digest=facts.digest,
             vocabulary=facts.tokenizer.vocabulary,
             tokens=facts.tokens,
+            held_out=sum(shard.tokens for shard in facts.held_out),
         )
 
     def store(self, folder: Path) -> PreparedSpec:

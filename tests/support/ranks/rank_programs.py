@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -545,3 +546,33 @@ def _identities(recipe: PretrainRecipe) -> list[int]:
 def _raise_attribute_error(model: torch.nn.Module) -> list[Any]:
     del model
     raise AttributeError("gone")
+
+
+def sends_at_once(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> int:
+    """The most transfers that a rank has begun and not waited for in its evaluations."""
+    begun, most = 0, 0
+    whole = dist.batch_isend_irecv
+
+    class Awaited:
+        def __init__(self, work: dist.Work) -> None:
+            self._work = work
+
+        def wait(self) -> None:
+            nonlocal begun
+            self._work.wait()
+            begun -= 1
+
+    def counting(ops: list[dist.P2POp]) -> list[Any]:
+        nonlocal begun, most
+        begun += 1
+        most = max(most, begun)
+        return [Awaited(work) for work in whole(ops)]
+
+    join(port, world)
+    recipe = make(cache_dir, spec)
+    recipe.build(world)
+    recipe.initialize()
+    with mock.patch.object(dist, "batch_isend_irecv", counting):
+        recipe.evaluate(1, lambda name, step, micro_batch=0: None)
+    process_groups.leave()
+    return most

@@ -105,6 +105,9 @@ class RecordingHooks(Hooks):
     def commit_gate(self, step: int) -> None:
         self.phase("gate", step)
 
+    def evaluation_begins(self, step: int) -> None:
+        self.phase("applied", step)
+
     def tripped(self, report: TripReport) -> None:
         self.trips.append(report)
 

@@ -73,7 +73,7 @@ def assert_replaced(
     (folder / programs.LOST).touch()  # stages of a pipeline that are no neighbours wait on
     again = world_of(spec, world_size - 1, attempt + 1000)
     replacement = worlds.start(resumed, again, spec, folder, STOP - 1)
-    assert replacement.result() == {step: expected[step] for step in range(STOP - 1, 7)}
+    assert replacement.result() == {step: expected[step] for step in expected if step >= STOP - 1}
     results: list[dict[str, Any]] = [rank.result() for rank in ranks[:-1]]
     for rank, result in zip(ranks, results, strict=False):
         assert result["digests"] == expected

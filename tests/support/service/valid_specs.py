@@ -93,6 +93,8 @@ RELATED: dict[str, st.SearchStrategy[Any]] = {
     "env": st.dictionaries(st.from_regex(r"[A-Z]{1,8}_OF_USER", fullmatch=True), TEXT, max_size=3),
     "pip": st.lists(st.sampled_from(["einops>=0.8", "x @ file:///x.whl", "y[z]==1.0"]), max_size=2),
     "every_steps": st.just("auto") | st.integers(0, 2**53 - 1),
+    "evaluate": st.just({}),  # it needs documents of validation
+    "metric": st.sampled_from(["loss", "grad_norm"]),
     "dim": st.sampled_from([64, 128, 256]),
     "heads": st.sampled_from([2, 4]),
     "kv_heads": st.none() | st.just(2),

@@ -10,10 +10,13 @@ from holdfast_service.recovery.core_state.recovery_config import RecoveryConfig
 from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.protocol.answers import AgentFailure, AgentReport, WorkerReport
 from holdfast_workers.protocol.commands import FreeMemory, SaveShard, SetPartners
-from holdfast_workers.protocol.findings import HealthFinding, HealthReport
+from holdfast_workers.protocol.findings import EarlyStop, HealthFinding, HealthReport
 from holdfast_workers.protocol.messages import Held, Origin, Place, Restore, Seat, WorkerState
 from holdfast_workers.protocol.process_identity import ProcessIdentity
 from holdfast_workers.protocol.signals import FailedShard, ShardRecord, Signal, WorkerFailed
+
+EARLY = EarlyStop("eval_loss", 2, 2.5, 10)
+"""Why a simulated job ends early."""
 
 
 @dataclass
@@ -25,6 +28,8 @@ class SimWorker:
     rank: int | None = None
     step: int = 0
     failure: WorkerFailed | None = None
+    early: EarlyStop | None = None
+    evaluates_first: bool = False
     bound: tuple[str, int] | None = None
     """The mesh and rank that it was built for: it can take no other."""
     hangs: str = ""
@@ -117,6 +122,8 @@ class SimAgent:
                     *(w.name, w.pid, w.state, w.attempt, w.rank, w.step, w.failure),
                     expected=w.bound[1] if w.rank is None and w.bound is not None else None,
                     expected_mesh=w.bound[0] if w.bound is not None else "",
+                    early=w.early,
+                    evaluates_first=w.evaluates_first,
                 )
                 for w in self.workers.values()
             ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.support.simulation.simulated_agent import SimAgent
@@ -65,6 +65,16 @@ class SimulatedNetwork:
         """Saved states, as (place or tier, step), that give no finite step."""
         self.user_errors = 1000
         """How often the recipe raises when it gets to `user_error_at`."""
+        self.evaluation_s: Mapping[int, float] = {}
+        """Step → how long its evaluation lasts; the step is committed after that."""
+        self.fail_evaluation: Callable[[int, int], bool] = lambda attempt, step: False
+        """Lets the evaluation of (attempt, step) fail at its end, if it returns true."""
+        self.evaluated: set[tuple[int, int]] = set()
+        """The evaluations, as (attempt, step), that have ended."""
+        self.early_at: Mapping[int, int] = {}
+        """World size → the step after which its ranks decide to end early."""
+        self.decided: set[tuple[int, int]] = set()
+        """States, as (attempt, step), that are the last by such a decision."""
         self.shard_failures = 0
         self.completions: list[commands.SaveShard] = []
         self.checks: list[str] = []

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tests.support.simulation.simulated_agent import SimAgent, SimWorker
+from tests.support.simulation.simulated_agent import EARLY, SimAgent, SimWorker
 from tests.support.simulation.simulated_network import MISSED_S, SimulatedNetwork
 
 from holdfast_service.job_model.events.codec import numbered
@@ -58,6 +58,8 @@ class SimulatedTraining(SimulatedNetwork):
     """Whether agents write the manifests of checkpoints."""
     leaves = True
     """Whether ranks leave for a change of the mesh; otherwise their partners hold no state."""
+    save_s = 0.3
+    """How long the saver of a shard runs."""
     tidies = True
     """Whether agents clean up the remote tier."""
 
@@ -224,7 +226,11 @@ class SimulatedTraining(SimulatedNetwork):
             self.fail_worker(agent, worker, ErrorKind.RESTORE, f"no copy at {source.agent}")
             return
         worker.state, worker.step = WorkerState.TRAINING, source.step
+        worker.evaluates_first = False
         self.restored[attempt] = source.step
+        stored = self.remotes.get(source.uri)
+        if (source.attempt if stored is None else stored.attempt, source.step) in self.decided:
+            self.decided.add((attempt, source.step))
         self.signal(
             agent,
             WorkerJoined(source.step, source.tier, {"restore": 0.01}),
@@ -234,7 +240,9 @@ class SimulatedTraining(SimulatedNetwork):
             pid=worker.pid,
         )
         if self._all_in(attempt, WorkerState.TRAINING):
-            if source.step == self.config.spec.train.steps:
+            if source.step == self.config.spec.train.steps or (
+                (attempt, source.step) in self.decided
+            ):
                 self.at(STEP_S, lambda: self._done(attempt, source.step))
             else:
                 self.at(STEP_S, lambda: self._step(attempt, source.step + 1))
@@ -258,6 +266,24 @@ class SimulatedTraining(SimulatedNetwork):
             for _, agent, worker in members
         )
 
+    def _evaluate(self, attempt: int, step: int) -> None:
+        """Report the first step of the attempt; the evaluation of any step lasts, or fails."""
+        if step == self.restored[attempt] + 1:
+            for rank, agent, worker in self.members_of(attempt):
+                assert worker is not None
+                worker.evaluates_first = True
+                first = FirstStep(step, self.now, committed=False)
+                self.signal(agent, first, attempt, rank=rank, worker=worker.name)
+
+        def end() -> None:
+            if not self._all_in(attempt, WorkerState.TRAINING):
+                return
+            self.evaluated.add((attempt, step))
+            if not self.fail_evaluation(attempt, step):
+                self._step(attempt, step)
+
+        self.at(self.evaluation_s[step], end)
+
     def _step(self, attempt: int, step: int) -> None:  # noqa: PLR0912  (one per outcome)
         """Commit a step, if every member agrees and no member is fenced."""
         if not self._all_in(attempt, WorkerState.TRAINING):
@@ -277,11 +303,20 @@ class SimulatedTraining(SimulatedNetwork):
                 assert worker is not None
                 self.fail_worker(agent, worker, ErrorKind.USER, "no such luck", type_="ValueError")
             return
+        if step in self.evaluation_s and (attempt, step) not in self.evaluated:
+            self._evaluate(attempt, step)
+            return
+        for _, _, worker in self.members_of(attempt):
+            assert worker is not None
+            worker.evaluates_first = False
         self.watchdog.committed(attempt, step)
         self.committed.append((attempt, step))
         self.step_times.append((attempt, step, self.now))
         wished = any(attempt in agent.to_finish for _, agent, _ in self.members_of(attempt))
-        last = step == self.config.spec.train.steps or wished
+        ends = step == self.config.spec.train.steps
+        if step == self.early_at.get(len(self.members_of(attempt))) and not ends:
+            self.decided.add((attempt, step))
+        last = ends or wished or (attempt, step) in self.decided
         planned = self.orders[attempt].leave_after
         leaves = (
             self.leaves
@@ -356,7 +391,7 @@ class SimulatedTraining(SimulatedNetwork):
 
     def _start_saver(self, rank: int, agent: SimAgent, attempt: int, step: int) -> None:
         agent.saving.add((rank, attempt, step))
-        self.at(0.3, lambda: self._finish_shard(rank, agent, attempt, step))
+        self.at(self.save_s, lambda: self._finish_shard(rank, agent, attempt, step))
 
     def _save_held(self, agent: SimAgent, effect: commands.SaveShard) -> None:
         if agent.may_save(effect):
@@ -384,9 +419,11 @@ class SimulatedTraining(SimulatedNetwork):
         for rank, agent, worker in self.members_of(attempt):
             assert worker is not None
             worker.state = WorkerState.DONE
+            worker.early = EARLY if (attempt, step) in self.decided else None
             if attempt == agent.known_attempt and self.restored[attempt] == step:
                 self._start_saver(rank, agent, attempt, step)
-            self.signal(agent, WorkerDone(step), attempt, rank=rank, worker=worker.name)
+            done = WorkerDone(step, worker.early)
+            self.signal(agent, done, attempt, rank=rank, worker=worker.name)
 
     def _leave(self, attempt: int, step: int) -> None:
         """All ranks leave after the step, so that the mesh can change."""

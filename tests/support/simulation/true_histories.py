@@ -103,8 +103,9 @@ class TrueHistory:
         """The ranks run, and report no step, as in an evaluation."""
         self._spend(seconds, OTHER if self._is_first else PAUSE_OF_STEPS)
 
-    def fail(self, detect_s: float, back: int, devices: int) -> None:
-        """A fault is seen after `detect_s`; the next attempt starts `back` steps earlier."""
+    def fail(self, detect_s: float, back: int, devices: int, evaluation_s: float = 0.0) -> None:
+        """A fault is seen after `detect_s`; the next attempt starts `back` steps earlier. Its first
+        step, if it is a recipe's, is evaluated before it is reported."""
         self._spend(detect_s, OTHER)
         self.incidents += 1
         incident, signalled_at = self.incidents, self.now
@@ -121,11 +122,14 @@ class TrueHistory:
         self._spend(0.5, OTHER)
         self.start(max(0, self.step - back) if self.reports_steps else 0, incident, devices)
         phases_s = {"fence": 0.5, "form": START_S}
+        closed_at = self.now
         if not self.is_program:
             self.step += 1
             self._spend(1.0, STEP)
+            closed_at = self.now
+            self._spend(evaluation_s, PAUSE_OF_STEPS)
             self._report_row(1.0)
-        course |= {"next_attempt": self.attempt, "closed_at": self.now, "phases_s": phases_s}
+        course |= {"next_attempt": self.attempt, "closed_at": closed_at, "phases_s": phases_s}
         self._emit(EventKind.INCIDENT_CLOSED, **course)
 
     def go(self, seconds: float) -> None:

@@ -29,7 +29,7 @@ from holdfast_workers.protocol.messages import (
     WorkerState,
 )
 from holdfast_workers.protocol.processes import RankPlace, StepReport, WorkerJob, WorkerSignal
-from holdfast_workers.protocol.signals import SignalDetail, WorkerFailed
+from holdfast_workers.protocol.signals import FirstStep, SignalDetail, WorkerFailed
 
 
 def test_a_report_contains_the_whole_failure_that_was_signalled() -> None:
@@ -231,9 +231,15 @@ def test_what_an_attempt_does_not_need_is_killed_once_it_makes_steps(tmp_path: P
     assert second not in expected(pool), "it gets no rank any more"
     assert templates.kept == {RankPlace.of(MESH, 0)}
     assert (templates.killed, first_steps) == ([], []), "the attempt forms first"
+    evaluates = [{each.worker: each.evaluates_first for each in pool.reports()}["w0"]]
+    pool.on_message("w0", WorkerSignal(4, 0, FirstStep(1, 0.0, committed=False)))
+    assert (templates.killed, first_steps) == ([], []), "it may fail in the evaluation"
+    evaluates += [{each.worker: each.evaluates_first for each in pool.reports()}["w0"]]
     for step in (1, 2):
         pool.on_message("w0", StepReport(0, row(4, step)))
     assert (templates.killed, first_steps) == ([second], [1])
+    evaluates += [{each.worker: each.evaluates_first for each in pool.reports()}["w0"]]
+    assert evaluates == [False, True, False]
 
 
 def test_former_meshes_are_freed_once_all_ranks_and_partners_hold_the_state(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.support.data.token_sets import BYTES
 
 from holdfast_workers.data import fetch_plan
 from holdfast_workers.data.corpus import CorpusError
-from holdfast_workers.data.fetch_plan import FetchPlan
+from holdfast_workers.data.fetch_plan import FetchPlan, KeptShards
 from holdfast_workers.data.mixture import Mixture
 from holdfast_workers.data.token_order import SourceShards, TokenOrder
 from holdfast_workers.data.token_set import ShardFacts, TokenSet
@@ -80,6 +80,8 @@ class Case:
         self.seed, self.shuffled = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 600))
         self.order = order_of(self.sets, self.weights, self.seed, self.shuffled)
         self.room = data.draw(st.one_of(st.just(0), st.integers(0, 4000)))
+        sizes = data.draw(st.lists(st.integers(50, 300), max_size=3))
+        self.kept = [ShardFacts(f"kept {n}", size, 20, 1) for n, size in enumerate(sizes)]
 
     def plan(self, room: int | None = None, shuffled: int | None = None) -> FetchPlan:
         limit = manifest_bytes(self.sets) + (self.room if room is None else room)
@@ -87,7 +89,7 @@ class Case:
         if shuffled is not None:
             order, of = order_of(self.sets, self.weights, self.seed, shuffled), shuffled
         with patch.object(fetch_plan, "LEAST_HELD_BYTES", 300):
-            return FetchPlan(order, self.sets, self.window, of, limit)
+            return FetchPlan(order, self.sets, self.window, of, limit, KeptShards(self.kept))
 
     def least_plan(self) -> FetchPlan:
         """With as much room as a refusal asks for, if there is one."""
@@ -126,8 +128,10 @@ def test_what_two_windows_read_is_held_within_the_limit(data: st.DataObject) -> 
             assert (read, held) == (plan.read(window + 1), plan.held(window + 1))
         both = {shard.digest: shard.nbytes for shard in (*read, *plan.read(window + 1))}
         assert sum(both.values()) <= case.room, "two nodes with one cache lock them"
+        kept = {shard.digest for shard in case.kept}
+        assert kept <= {shard.digest for shard in read}, "an evaluation may come at any step"
         if plan.keeps_all:
-            assert digests == {shard.digest for shard in case.shards}
+            assert digests == {shard.digest for shard in case.shards} | kept
 
 
 @given(data=st.data())

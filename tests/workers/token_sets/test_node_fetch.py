@@ -18,6 +18,7 @@ from tests.support.data.node_fetches import (
     LENGTH,
     SEED,
     RecordingStore,
+    bring,
     fetched,
     local,
     spec_of,
@@ -36,9 +37,11 @@ from holdfast_workers.data.token_corpus import TokenCorpus
 from holdfast_workers.node_cache.cached_file import LIMIT_VARIABLE, make_room
 from holdfast_workers.spec import (
     DataSpec,
+    EvaluateSpec,
     PreparedSpec,
     SourceSpec,
 )
+from holdfast_workers.spec.train import ValidationSpec
 from holdfast_workers.token_sets.node_fetch import FetchProgress, fetch
 
 FIRST = MadeSet("first", random_shards(1, [300, 500, 400]))
@@ -133,6 +136,28 @@ def test_ranks_read_what_was_fetched(store: Path, cache: Path) -> None:
     corpus = TokenCorpus.open(DataSpec(prepared=tuple(prepared)), cache, LENGTH, SEED, 0.0)
     inputs, _ = corpus.batch(corpus.samples_at(np.arange(corpus.samples)))
     assert inputs.shape == (corpus.samples, 16)
+
+
+@pytest.mark.parametrize("every_steps", [0, 5])
+@pytest.mark.parametrize("share", [False, True], ids=["files", "share"])
+def test_documents_of_validation_come_if_a_run_evaluates(
+    store: Path, cache: Path, share: bool, every_steps: int
+) -> None:
+    made = MadeSet("mixed", random_shards(1, [300, 500]), held_out=random_shards(2, [60, 40]))
+    validation = ValidationSpec(share=0.1)
+    if not share:
+        validation = ValidationSpec(path="/held", prepared=SECOND.store(store / "2"))
+    data = DataSpec(prepared=(made.store(store / "1"),), validation=validation)
+    spec = spec_of(data).model_copy(update={"evaluate": EvaluateSpec(every_steps=every_steps)})
+    bring(spec, cache)
+    trained = {shard_file(cache, shard) for shard in made.shards}
+    held = made.facts.held_out if share else SECOND.shards
+    evaluated = {shard_file(cache, shard) for shard in held} if every_steps else set()
+    assert {*cache.glob("shard-*")} == trained | evaluated
+    if every_steps:
+        corpus = TokenCorpus.open_validation(data, cache, LENGTH, 0.0)
+        inputs, _ = corpus.batch(corpus.samples_at(np.arange(corpus.samples)))
+        assert len(inputs) == corpus.samples == sum(-(-(s.tokens - 1) // LENGTH) for s in held)
 
 
 @pytest.mark.parametrize("window", [0, 40, 1000])

@@ -11,6 +11,7 @@ import pytest
 from tests.support.service.fake_cluster import row
 
 from holdfast_service.job_model.log_levels import LogLevel, level_of
+from holdfast_workers.protocol.findings import EarlyStop
 from holdfast_workers.protocol.messages import ErrorKind, Tier
 from holdfast_workers.training.rank_log import RankLog, format_step
 
@@ -93,10 +94,13 @@ def test_a_lost_connection_is_logged_without_gloos_advice(capsys: Capsys) -> Non
 
 def test_a_fence_and_the_end_are_logged(capsys: Capsys) -> None:
     log().log_fenced(7)
-    log().log_done(100)
+    log().log_done(100, None)
+    log().log_done(40, EarlyStop("eval_loss", 2, 2.3125, 20))
     assert capsys.readouterr().out.splitlines() == [
         "INFO    attempt 2: ended after step 7; waiting for the next attempt",
         "INFO    attempt 2: finished after step 100",
+        "INFO    attempt 2: finished after step 40, early: eval_loss has not improved on 2.312 of "
+        "step 20 in 2 evaluations",
     ]
 
 

@@ -27,6 +27,17 @@ def test_the_last_step_waits_for_no_save_and_the_interval_zero_saves_only_it() -
     assert RemoteSaveSchedule().is_due(5, 2, saving=True, last=True)
 
 
+def test_a_save_is_made_up_for_at_a_step_that_has_what_it_is_chosen_by() -> None:
+    """Every step that is saved is then an evaluated one."""
+    schedule, saving = RemoteSaveSchedule(), {8, 9, 10}
+    due = [
+        step
+        for step in range(1, 18)
+        if schedule.is_due(step, 8, saving=step in saving, last=False, makes_up=step % 4 == 0)
+    ]
+    assert due == [12, 16]
+
+
 @pytest.mark.seconds
 @given(
     every=st.integers(1, 6),

@@ -28,6 +28,7 @@ from holdfast_workers.ipc.linux_processes import ProcessEnd
 from holdfast_workers.memory.segment_store import mesh_tag
 from holdfast_workers.progress import beacon
 from holdfast_workers.protocol.answers import WorkerReport
+from holdfast_workers.protocol.findings import EarlyStop
 from holdfast_workers.protocol.messages import (
     FormOrder,
     JoinOrder,
@@ -91,6 +92,10 @@ class Slot:
     restore: Restore | None = None
     failure: WorkerFailed | None = None
     """The worker's report of the failure that ended its attempt."""
+    early: EarlyStop | None = None
+    """Why it ended before the job's last step, if it did."""
+    evaluates_first: bool = False
+    """It evaluates the first step of its attempt."""
     job: WorkerJob = field(default_factory=lambda: WorkerJob(""))
     program: int = 0
     """Process id of the user's program that the worker has started; 0: the worker is the rank."""
@@ -288,6 +293,7 @@ class WorkerPool:
             if slot is not None:
                 slot.state, slot.attempt, slot.rank = WorkerState.JOINING, order.attempt, seat.rank
                 slot.restore, slot.failure, slot.program = seat.restore, None, 0
+                slot.early = None
         if slot is None:  # it died between the fence's answer and this order
             gone = WorkerExited(why="the worker was gone before it could take its rank")
             self._signals.send(gone, order.attempt, seat.rank, name)
@@ -362,6 +368,8 @@ class WorkerPool:
                     s.failure,
                     s.expected,
                     s.expected_mesh,
+                    s.early,
+                    s.evaluates_first,
                 )
                 for n, s in self._slots.items()
             )
@@ -434,7 +442,7 @@ class WorkerPool:
     def _record_row(self, slot: Slot, report: StepReport) -> None:
         row = report.row
         with self._changed:
-            slot.step = row.step
+            slot.step, slot.evaluates_first = row.step, False
         self._end_reshard(slot, row.protected_step)
         if self._journal.add_row(row):
             first = FirstStep(row.step, row.at)
@@ -467,13 +475,17 @@ class WorkerPool:
             case WorkerJoined(step=step):
                 with self._changed:
                     slot.state, slot.step = WorkerState.TRAINING, step
+                    slot.evaluates_first = False
                 self._on_state_held(slot, None)
+            case FirstStep():
+                with self._changed:
+                    slot.evaluates_first = True
             case WorkerFailed() as failure:
                 with self._changed:
                     slot.failure = failure
-            case WorkerDone(step=step):
+            case WorkerDone(step=step, early=early):
                 with self._changed:
-                    slot.state, slot.step = WorkerState.DONE, step
+                    slot.state, slot.step, slot.early = WorkerState.DONE, step, early
             case WorkerLeft(step=step):
                 with self._changed:
                     slot.state, slot.step = WorkerState.LEFT, step

@@ -8,12 +8,14 @@ in which they are begun.
 So what is held is the beginning of one list, whose first groups go as they are read to their end.
 While positions grow, no shard leaves it before, and there is always room for what two windows read.
 The first shards of the list are those that the window reads: only they may keep others from having
-room, so that nodes with one cache, which read successive windows, do not block each other.
+room, so that nodes with one cache, which read successive windows, do not block each other. What
+evaluations read follows them, and is held all the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from math import ceil
 
@@ -30,6 +32,15 @@ LEAST_HELD_BYTES = 1_000_000_000
 """Held, if there is room, however small the groups are."""
 
 
+@dataclass(frozen=True)
+class KeptShards:
+    """Shards that are held all the time, beside those of the order, and the manifests that name
+    them."""
+
+    shards: Sequence[ShardFacts] = ()
+    sets: Sequence[TokenSet] = ()
+
+
 class FetchPlan:
     """Of the shards of some sets. Readers read windows of `window_samples` positions."""
 
@@ -40,23 +51,28 @@ class FetchPlan:
         window_samples: int,
         shuffle_bytes: int,
         limit_bytes: int,
+        kept: KeptShards = KeptShards(),
     ) -> None:
         """`limit_bytes`: the most that the cache keeps, manifests included. Raises CorpusError if
         that is too little."""
         self.order = order
         self._shards = [shard for each in sets for shard in each.shards]
         self._window = window_samples
-        manifests = sum({each.digest: len(each.encode()) for each in sets}.values())
+        self._kept = [*{shard.digest: shard for shard in kept.shards}.values()]
+        all_sets = {each.digest: each for each in (*sets, *kept.sets)}.values()
+        manifests = sum(len(each.encode()) for each in all_sets)
+        self._kept_bytes = sum(shard.nbytes for shard in self._kept)
+        always = manifests + self._kept_bytes
         self.nbytes = sum({shard.digest: shard.nbytes for shard in self._shards}.values())
         """Of all distinct shards."""
-        self.keeps_all = manifests + self.nbytes <= limit_bytes
+        self.keeps_all = always + self.nbytes <= limit_bytes
         """Whether all shards are held, once they are there."""
         needed = min(self.nbytes, self._needed(shuffle_bytes))
-        if manifests + needed > limit_bytes:
-            raise CorpusError(self._refusal(manifests, needed, shuffle_bytes, limit_bytes))
-        self._held_by_groups = min(limit_bytes - manifests, max(needed, LEAST_HELD_BYTES))
+        if always + needed > limit_bytes:
+            raise CorpusError(self._refusal(always, needed, shuffle_bytes, limit_bytes))
+        self._held_by_groups = min(limit_bytes - always, max(needed, LEAST_HELD_BYTES))
         self.held_bytes = self.nbytes if self.keeps_all else self._held_by_groups
-        """The most bytes of shards that are held."""
+        """The most bytes of shards that are held, but for those that always are."""
 
     def go_by_groups(self) -> None:
         """Hold no more than a small cache could, from now on: others need its room."""
@@ -71,14 +87,15 @@ class FetchPlan:
         return first, tuple(shard.digest for shard in self.read(window))
 
     def read(self, window: int | None) -> list[ShardFacts]:
-        """The distinct shards of the groups that this window reads: the first ones of `held`. None:
-        it is not known which one is read."""
-        if window is None:
-            return []
+        """The distinct shards of the groups that this window reads, and those that evaluations
+        read: the first ones of `held`. None: it is not known which one is read."""
+        return [] if window is None else _distinct([*self._read_of_order(window), *self._kept])
+
+    def _read_of_order(self, window: int) -> list[ShardFacts]:
         start = window * self._window
         groups = self.order.groups_between(start, start + self._window)
         shards = (self._shards[number] for group in groups for number in group.shards)
-        return [*{shard.digest: shard for shard in shards}.values()]
+        return _distinct(shards)
 
     def held(self, window: int | None) -> list[ShardFacts]:
         """The distinct shards that are held while this window is read, in the order in which they
@@ -86,6 +103,9 @@ class FetchPlan:
         if window is None and not self.keeps_all:
             return []
         window = window or 0
+        return _distinct([*self.read(window), *self._held_of_order(window)])
+
+    def _held_of_order(self, window: int) -> list[ShardFacts]:
         held: dict[str, ShardFacts] = {}
         left = self.held_bytes
         for group in self.order.groups_from(window * self._window):
@@ -114,16 +134,21 @@ class FetchPlan:
     def _most_samples(self, pool: PoolSizes) -> int:
         return self.order.mixture.most_of(pool.pool, WINDOWS * self._window)
 
-    def _refusal(self, manifests: int, needed: int, shuffle_bytes: int, limit_bytes: int) -> str:
-        fitting = self._most_shuffled(shuffle_bytes, limit_bytes - manifests)
+    def _refusal(self, always: int, needed: int, shuffle_bytes: int, limit_bytes: int) -> str:
+        """`always`: bytes that are held all the time."""
+        fitting = self._most_shuffled(shuffle_bytes, limit_bytes - always)
         less = "; a smaller data.shuffle_gb alone does not help"
         if (fits := in_gb(fitting, ROUND_FLOOR)) != "0":
             less = f", or data.shuffle_gb to at most {fits}"
+        evaluated = ""
+        if self._kept_bytes:
+            evaluated = f", what its evaluations read {in_gb(self._kept_bytes)} GB"
+            less += "; with fewer evaluate.batches, evaluations read less"
         return (
-            f"the token sets of this job have {in_gb(self.nbytes)} GB, and the cache of a node "
-            f"keeps at most {in_gb(limit_bytes, ROUND_FLOOR)} GB: that is too little for "
+            f"the token sets of this job have {in_gb(self.nbytes)} GB{evaluated}, and the cache of "
+            f"a node keeps at most {in_gb(limit_bytes, ROUND_FLOOR)} GB: that is too little for "
             f"{GROUPS} groups of data.shuffle_gb, or for what {WINDOWS} steps read: set "
-            f"{LIMIT_VARIABLE} on the nodes to at least {in_gb(manifests + needed)}{less}"
+            f"{LIMIT_VARIABLE} on the nodes to at least {in_gb(always + needed)}{less}"
         )
 
     def _most_shuffled(self, too_many: int, room: int) -> int:
@@ -133,6 +158,10 @@ class FetchPlan:
             middle = (fits + fails) // 2
             fits, fails = (middle, fails) if self._needed(middle) <= room else (fits, middle)
         return fits
+
+
+def _distinct(shards: Iterable[ShardFacts]) -> list[ShardFacts]:
+    return [*{shard.digest: shard for shard in shards}.values()]
 
 
 def in_gb(nbytes: int, rounding: str = ROUND_CEILING) -> str:

@@ -27,7 +27,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from holdfast_workers.data.corpus import CorpusError, DataUnavailable
-from holdfast_workers.data.fetch_plan import FetchPlan
+from holdfast_workers.data.fetch_plan import FetchPlan, KeptShards
 from holdfast_workers.data.sample_order import ConsecutiveSamples, Indices
 from holdfast_workers.data.token_cache import (
     decoded,
@@ -44,6 +44,7 @@ from holdfast_workers.data.token_set import (
     read_shard,
     shard_digest,
 )
+from holdfast_workers.data.validation_sets import VALIDATION_SEED, ValidationSets
 from holdfast_workers.node_cache import use_locks
 from holdfast_workers.node_cache.cached_file import cache_limit_bytes
 from holdfast_workers.spec import DataSpec, PreparedSpec
@@ -126,16 +127,20 @@ class TokenCorpus:
         window_samples: int = 1,
         window_patience_s: float = math.inf,
         on_window: OnWindow = lambda _: None,
+        evaluated: int = 0,
     ) -> TokenCorpus:
         """The corpus of `data.prepared`; `waiting`: for each wait, here and later;
-        `window_patience_s`: the longest wait for all shards of a window, `patience_s` aside. Raises
+        `window_patience_s`: the longest wait for all shards of a window, `patience_s` aside;
+        `evaluated`: the most samples of validation that are read beside (`open_validation`). Raises
         DataUnavailable if a manifest does not come in time; CorpusError if the sets do not fit
         together, or if the cache may not keep enough of them; and InvalidCacheLimit.
         """
         limit_bytes = cache_limit_bytes(os.environ)  # without it, nothing is fetched
         files = _AwaitedFiles(cache_dir, patience_s, window_patience_s, waiting)
         sets = [files.manifest(prepared) for prepared in data.prepared]
-        tokenizers = {each.tokenizer.digest: each for each in sets}
+        validation = ValidationSets.of(data, files.manifest) if evaluated else None
+        beside = () if validation is None else validation.manifests
+        tokenizers = {each.tokenizer.digest: each for each in (*sets, *beside)}
         if len(tokenizers) > 1:
             sources = " and ".join(repr(each.source) for each in list(tokenizers.values())[:2])
             raise CorpusError(
@@ -144,10 +149,37 @@ class TokenCorpus:
             )
         try:
             corpus = cls(data, sets, files, sequence_length, seed, window_samples, on_window)
+            kept = KeptShards()
+            if validation is not None:
+                kept = validation.kept(evaluated, sequence_length)
         except ValueError as error:
             raise CorpusError(f"the token sets cannot be read in an order: {error}") from error
-        FetchPlan(corpus.order, sets, window_samples, shuffle_bytes(data), limit_bytes)
+        FetchPlan(corpus.order, sets, window_samples, shuffle_bytes(data), limit_bytes, kept)
         return corpus
+
+    @classmethod
+    def open_validation(
+        cls,
+        data: DataSpec,
+        cache_dir: Path,
+        sequence_length: int,
+        patience_s: float = PATIENCE_S,
+        waiting: Waiting = _unnoticed,
+        window_samples: int = 1,
+        window_patience_s: float = math.inf,
+    ) -> TokenCorpus:
+        """The documents of `data.validation`, whose order does not depend on training's; its
+        first epoch has each sample once. Raises what `open` raises."""
+        files = _AwaitedFiles(cache_dir, patience_s, window_patience_s, waiting)
+        validation = ValidationSets.of(data, files.manifest)
+        of, sets = validation.data, validation.sets
+        seed, length = VALIDATION_SEED, sequence_length
+        try:
+            return cls(of, sets, files, length, seed, window_samples, lambda _: None)
+        except ValueError as error:
+            raise CorpusError(
+                f"the documents of validation cannot be read in an order: {error}"
+            ) from error
 
     @property
     def samples(self) -> int:
@@ -222,12 +254,7 @@ def order_of(
 ) -> TokenOrder:
     """The order of the samples of these sets, one for each of `data.sources`. Raises CorpusError,
     and ValueError if a set has too few tokens."""
-    sizes = [
-        SourceShards(
-            [shard.tokens for shard in each.shards], [shard.nbytes for shard in each.shards]
-        )
-        for each in sets
-    ]
+    sizes = [SourceShards.of(each) for each in sets]
     weights = _weights(data, len(sets))
     return TokenOrder(sizes, weights, sequence_length, seed, shuffle_bytes(data))
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from holdfast_workers.data.mixture import Mixture
 from holdfast_workers.data.sample_order import Indices, derived_seed, permute
+from holdfast_workers.data.token_set import TokenSet
 
 _TABLES = 4
 """Epochs of a pool whose tables are kept: a step may span several epochs of a small source."""
@@ -37,6 +38,11 @@ class SourceShards:
 
     tokens: Sequence[int]
     nbytes: Sequence[int]
+
+    @classmethod
+    def of(cls, token_set: TokenSet) -> SourceShards:
+        shards = token_set.shards
+        return cls([shard.tokens for shard in shards], [shard.nbytes for shard in shards])
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from holdfast_workers.spec import SpecFault
 
 PHASES = (
     *("forming", "rendezvous", "restore"),
-    *("load", "forward", "backward", "agree", "optimizer", "checkpoint"),
+    *("load", "forward", "backward", "agree", "optimizer", "evaluation", "checkpoint"),
     *("memory", "committed", "save", "saved"),
 )
 """Points of a rank at which a fault may be requested (`Fault points` in the architecture)."""

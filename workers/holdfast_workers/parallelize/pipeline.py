@@ -90,6 +90,14 @@ def keep_stages(model: Transformer, parts: Sequence[StagePart], tied: bool) -> N
     model.stages = nn.ModuleList(StageModule(model, part, tied) for part in parts)
 
 
+def hidden_meta(
+    spec: TrainingSpec, shapes: tuple[Shape, Shape, Shape], input_dtype: torch.dtype
+) -> Tensor:
+    """What a stage passes on of a micro-batch, on the meta device; `shapes`: see `Pipeline`."""
+    _, hidden, _ = _metas(spec, shapes, input_dtype)
+    return hidden
+
+
 def own_stages(model: nn.Module) -> list[StageModule]:
     """This rank's stages of a model; none if it is not divided into stages."""
     return list(getattr(model, "stages", ()))

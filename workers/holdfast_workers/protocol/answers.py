@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.protocol import codec
-from holdfast_workers.protocol.findings import HealthReport
+from holdfast_workers.protocol.findings import EarlyStop, HealthReport
 from holdfast_workers.protocol.messages import (
     Beat,
     Held,
@@ -43,6 +43,10 @@ class WorkerReport:
     none yet."""
     expected_mesh: str = ""
     """The mesh of that rank, as in `Held.mesh`; "": the mesh of the newest attempt."""
+    early: EarlyStop | None = None
+    """Detail of its `WORKER_DONE` signal, if it ended before the job's last step."""
+    evaluates_first: bool = False
+    """It evaluates the first step of its attempt, which is not committed yet."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,28 @@ class ReplicaFinding:
     """Ranks whose own parameters changed between two steps."""
 
 
+@dataclass(frozen=True)
+class EarlyStop:
+    """Why a job ends before its last step: its model has stopped improving."""
+
+    metric: str
+    evaluations: int
+    """The evaluations since the best one; none of them is better."""
+    best: float | None = None
+    """None: no evaluation was finite."""
+    best_step: int = 0
+
+    @property
+    def reason(self) -> str:
+        """`eval_loss has not improved on 2.31 of step 80 in 4 evaluations`"""
+        count = f"{self.evaluations} evaluation{'' if self.evaluations == 1 else 's'}"
+        if self.best is None:
+            return f"{self.metric} was not finite in {count}"
+        return (
+            f"{self.metric} has not improved on {self.best:.4g} of step {self.best_step} in {count}"
+        )
+
+
 class GuardKind(StrEnum):
     NONFINITE = "nonfinite"
     LOSS_SPIKE = "loss_spike"

@@ -19,6 +19,7 @@ from holdfast_workers.protocol.findings import HealthFinding
 from holdfast_workers.protocol.messages import JoinOrder, Partner, StepRow
 from holdfast_workers.protocol.run_plan import RunPlan
 from holdfast_workers.protocol.signals import (
+    FirstStep,
     GuardTripReported,
     ProgramAttached,
     RetentionDone,
@@ -162,6 +163,7 @@ WORKER_ORDERS: tuple[type, ...] = get_args(WorkerOrder)
 SignalOfWorker = (
     WorkerJoined
     | WorkerFailed
+    | FirstStep
     | WorkerDone
     | WorkerLeft
     | GuardTripReported

@@ -12,7 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from holdfast_workers.protocol.findings import HealthReport, ReplicaFinding, TripReport
+from holdfast_workers.protocol.findings import (
+    EarlyStop,
+    HealthReport,
+    ReplicaFinding,
+    TripReport,
+)
 from holdfast_workers.protocol.messages import Beat, ErrorReport, Place, Tier, WorkerState
 
 
@@ -84,10 +89,12 @@ class WorkerJoined:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """The first step of the attempt was committed."""
+    """The first step of the attempt was computed."""
 
     step: int
     at: float
+    committed: bool = True
+    """False: its evaluation comes before, and then this signal once more."""
     kind: Literal[SignalKind.FIRST_STEP] = SignalKind.FIRST_STEP
 
 
@@ -96,6 +103,8 @@ class WorkerDone:
     """A worker finished its last step."""
 
     step: int
+    early: EarlyStop | None = None
+    """Why this is the job's last step, although it has more."""
     kind: Literal[SignalKind.WORKER_DONE] = SignalKind.WORKER_DONE
 
 

@@ -71,7 +71,6 @@ def read_window(
     samples = task.samples_at(np.arange(start, start + train.global_batch, dtype=np.int64))
     targets_of_step = task.targets_of(samples)
     index, ranks = data_index(share.world), data_parallel(share.world)
-    place = pinned if share.world.device != "cpu" else torch.from_numpy
     for number in range(passes(train.global_batch, train.micro_batch, ranks)):
         positions = micro_batch_positions(
             share.window,
@@ -82,16 +81,30 @@ def read_window(
             global_batch=train.global_batch,
         )
         read = samples[positions - start]
-        inputs, targets = task.batch(read) if len(read) else task.stand_in()
-        own_targets = at_positions(targets, own)
-        yield MicroBatch(
-            inputs=place(at_positions(inputs, own)),
-            targets=place(own_targets),
-            samples=len(read),
-            counted=int(np.count_nonzero(own_targets != IGNORED)),
-            digest=samples_digest(positions, read),
-            targets_of_step=targets_of_step,
-        )
+        batch = task.batch(read) if len(read) else task.stand_in()
+        digest = samples_digest(positions, read)
+        yield placed(batch, own, share.world, len(read), digest, targets_of_step)
+
+
+def placed(
+    batch: tuple[Tensor, Tensor],
+    own: Indices | None,
+    world: World,
+    samples: int,
+    digest: int,
+    targets_of_step: int,
+) -> MicroBatch:
+    """The micro-batch with these inputs and targets, at the positions `own`."""
+    inputs, targets = (at_positions(whole, own) for whole in batch)
+    place = pinned if world.device != "cpu" else torch.from_numpy
+    return MicroBatch(
+        inputs=place(inputs),
+        targets=place(targets),
+        samples=samples,
+        counted=int(np.count_nonzero(targets != IGNORED)),
+        digest=digest,
+        targets_of_step=targets_of_step,
+    )
 
 
 def at_positions(whole: Tensor, own: Indices | None) -> NDArray[np.generic]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,12 @@ from holdfast_workers.parallelize.vocabulary import loss_over_vocabulary
 from holdfast_workers.progress import beacon
 from holdfast_workers.published.weight_reader import WeightReader
 from holdfast_workers.recipes.batches_ahead import BatchesAhead, wait_for_data
+from holdfast_workers.recipes.evaluation import Evaluation
+from holdfast_workers.recipes.evaluation_passes import (
+    exchanged,
+    passes_of_model,
+    passes_of_stages,
+)
 from holdfast_workers.recipes.micro_batches import (
     MicroBatch,
     WindowShare,
@@ -75,6 +81,8 @@ from holdfast_workers.state.rank_state import (
     sharded_dimensions,
 )
 from holdfast_workers.state.replicas import REPLICATED_AXIS
+from holdfast_workers.training.early_stop import EvaluationMemory
+from holdfast_workers.training.evaluation import EvaluationShare
 from holdfast_workers.training.guards import NonfiniteOrigin
 from holdfast_workers.training.nonfinite_tracing import NonfiniteTracer, all_finite
 from holdfast_workers.training.recipe import (
@@ -131,6 +139,8 @@ class PretrainRecipe(Recipe):
         self._losses: list[Tensor] = []
         """Losses of the micro-batches of the last computed step."""
         self._batches = BatchesAhead(self._read_window)
+        self._evaluation: Evaluation | None = None
+        self.evaluation_memory = EvaluationMemory(spec.evaluate)
         self.published_weights: WeightReader | None = None
         """What `initialize` takes the parameters from; None: from the seed."""
 
@@ -156,6 +166,13 @@ class PretrainRecipe(Recipe):
 
     def prepare(self) -> None:
         self._task = new_task(self.spec, self.cache_dir, self._waiting_for_data, self._show_window)
+        if self.spec.evaluate.every_steps:
+
+            def own() -> Indices | None:
+                return self._own_positions(self._require_built())
+
+            self._evaluation = Evaluation(self.spec, self.cache_dir, self._waiting_for_data, own)
+            self.evaluation_memory.subject = self._evaluation.subject()
 
     def _show_window(self, window: int) -> None:
         if self._beacon is not None:
@@ -190,7 +207,7 @@ class PretrainRecipe(Recipe):
         discard_step(built.model)
 
     def build(self, world: World) -> None:
-        self._batches.drop()
+        self._drop_batches()
         self._built = self._pipeline = None
         self.applied_step = -1
         self._built, self._expected = self._expected, None
@@ -220,6 +237,7 @@ class PretrainRecipe(Recipe):
         built.optimizer.zero_state()
         restart_averages(built.averages, built.locals)
         self.guard_memory.reset()
+        self.evaluation_memory.reset()
         built.checksum.record()
         self.applied_step = 0
 
@@ -227,7 +245,7 @@ class PretrainRecipe(Recipe):
         built = self._require_built()
         if (world.mesh, world.rank) != (built.world.mesh, built.world.rank):
             raise ValueError(f"cannot rebind from {built.world} to {world}: build instead")
-        self._batches.drop()
+        self._drop_batches()
         self._pipeline = None
         if built.mesh is not None:
             try:
@@ -238,7 +256,7 @@ class PretrainRecipe(Recipe):
         built.world = world
 
     def abandon_step(self) -> None:
-        self._batches.drop()
+        self._drop_batches()
         self._pipeline = None  # it holds process groups, and a part of the step
         if self._built is not None:
             if self._built.sums is not None:
@@ -451,7 +469,37 @@ class PretrainRecipe(Recipe):
             tracer.start_micro_batch(index, stages * CHECKS_OF_A_STAGE)
             tracer.check([loss], "the loss", "output")
 
+    # --- evaluation -------------------------------------------------------------------------
+
+    def evaluate(self, step: int, phase: PhaseReporter) -> EvaluationShare:
+        """See `EvaluatedRecipe`."""
+        built = self._require_built()
+        if self._evaluation is None:
+            raise RuntimeError("the spec has no evaluation")
+        loss, average = self._evaluated_loss, self.spec.evaluate.weights == "average"
+        passes = passes_of_model(built.model, loss)
+        if self._is_pipeline():
+            assert built.mesh is not None
+            passes = passes_of_stages(
+                built.model, self.spec, built.mesh, self._require_task(), loss
+            )
+        with exchanged(built.locals, built.averages) if average else nullcontext():
+            return self._evaluation.share(
+                built.model, built.world, step, passes, phase, self.leave_if_over
+            )
+
+    def _evaluated_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        assert self._evaluation is not None
+        loss = self._loss(outputs, targets)  # before a user's function can change its arguments
+        self._evaluation.record(outputs, targets)
+        return loss
+
     # --- the data of a step -----------------------------------------------------------------
+
+    def _drop_batches(self) -> None:
+        self._batches.drop()
+        if self._evaluation is not None:
+            self._evaluation.drop()
 
     def _read(self, step: int, micro_batch_index: int) -> MicroBatch:
         """The next micro-batch of a step, on the device; from index 0 on, in their order."""
@@ -534,6 +582,7 @@ class PretrainRecipe(Recipe):
             averages,
         )
         pieces += self.guard_memory.pieces(primary=world.rank == 0)
+        pieces += self.evaluation_memory.pieces(primary=world.rank == 0)
         sums = None
         if mesh is not None and is_replicated_only(world, self.spec.model):
             sums = GradientSums(model, mesh[REPLICATED_AXIS])

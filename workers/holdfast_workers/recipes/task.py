@@ -139,6 +139,7 @@ class TokenTask(_TextTask):
             window_samples=spec.train.global_batch,
             window_patience_s=COLLECTIVE_SHARE * spec.detection.collective_timeout_s,
             on_window=on_window,
+            evaluated=spec.evaluate.most_samples(spec.train.global_batch),
         )
         super().__init__(spec, self._corpus.vocabulary)
         self.samples = self._corpus.samples

@@ -17,6 +17,7 @@ from holdfast_workers.spec.checkpoint import (
     RemoteTierSpec,
 )
 from holdfast_workers.spec.data_faults import OF_SOURCES
+from holdfast_workers.spec.evaluate import EarlyStopSpec, EvaluateSpec, EvaluationMetric
 from holdfast_workers.spec.faults import find_faults
 from holdfast_workers.spec.fields import Every, NonNegative, Positive, Reference, Section
 from holdfast_workers.spec.model import (
@@ -85,6 +86,9 @@ __all__ = [
     "Decay",
     "DetectionSpec",
     "Determinism",
+    "EarlyStopSpec",
+    "EvaluateSpec",
+    "EvaluationMetric",
     "Every",
     "Family",
     "GuardsSpec",

@@ -43,7 +43,11 @@ class MemoryTierSpec(Section):
 class KeepBestSpec(Section):
     """How the best checkpoints are chosen: by a metric of the step."""
 
-    metric: Literal["loss", "grad_norm"] = "loss"
+    metric: Literal["loss", "grad_norm", "eval_loss", "eval_perplexity"] = Field(
+        default="loss",
+        description="`eval_loss` and `eval_perplexity` are those of `evaluate`, or metrics that a "
+        "function gives to its steps.",
+    )
     mode: Literal["min", "max"] = "min"
     n: Positive = Field(default=1, description="Number of best checkpoints that are kept.")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from holdfast_workers.spec.amount import AMOUNTS, amount_faults
 from holdfast_workers.spec.data_faults import data_faults
+from holdfast_workers.spec.evaluation_faults import evaluation_faults
 from holdfast_workers.spec.model_faults import model_faults
 from holdfast_workers.spec.optimization import optimization_faults
 from holdfast_workers.spec.parallel import ParallelSpec
@@ -19,7 +20,7 @@ def find_faults(spec: TrainingSpec) -> list[SpecFault]:
         return [*_program_mesh_faults(spec.parallel)]
     faults: list[SpecFault] = []
     if spec.function_name is None:
-        faults += [*model_faults(spec), *data_faults(spec)]
+        faults += [*model_faults(spec), *data_faults(spec), *evaluation_faults(spec)]
     train, parallel = spec.train, spec.parallel
 
     def add(path: str, message: str, *beside: str) -> None:

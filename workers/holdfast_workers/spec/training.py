@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from holdfast_workers.spec.checkpoint import CheckpointSpec
+from holdfast_workers.spec.evaluate import EvaluateSpec
 from holdfast_workers.spec.fields import CommandLine, Reference, Section
 from holdfast_workers.spec.model import ModelSpec
 from holdfast_workers.spec.parallel import ParallelSpec
@@ -59,6 +60,7 @@ class TrainingSpec(Section):
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
     train: TrainSpec = TrainSpec()
+    evaluate: EvaluateSpec = EvaluateSpec()
     parallel: ParallelSpec = ParallelSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     detection: DetectionSpec = DetectionSpec()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from holdfast_workers.checkpoint.storage import (
     TransientStorageError,
     joined,
 )
-from holdfast_workers.data.fetch_plan import FetchPlan
+from holdfast_workers.data.fetch_plan import FetchPlan, KeptShards
 from holdfast_workers.data.token_cache import (
     decoded,
     manifest_file,
@@ -41,6 +41,7 @@ from holdfast_workers.data.token_cache import (
 )
 from holdfast_workers.data.token_corpus import order_of, shuffle_bytes
 from holdfast_workers.data.token_set import MANIFEST, BadTokenSet, ShardFacts, TokenSet
+from holdfast_workers.data.validation_sets import ValidationSets, read_sets
 from holdfast_workers.errors import WorkersError
 from holdfast_workers.memory.cache_transfer import (
     MOST_NAMES,
@@ -125,12 +126,13 @@ def fetch(
     pauses: Pauses = Pauses(),
     partners: PartnerCaches | None = None,
 ) -> None:
-    """Bring the shards of `spec.data.prepared` that a run reads at a window of its order, and those
-    that it reads next, and then what has gone from `cache_dir`, until `stop` is set. So long, what
-    is read now stays locked, and what is read next is kept. `window`: the first one that ranks read
-    now; while it is None, shards come only if the cache may keep all. `on_progress` learns when all
-    that is to be held is there. `open_set`: the storage of a set by its URI, for each file; if it
-    raises, it is called again. `partners`: the caches of other nodes, if there are any.
+    """Bring the shards of `spec.data.prepared` that a run reads at a window of its order, those
+    that its evaluations read, and those that it reads next, and then what has gone from
+    `cache_dir`, until `stop` is set. So long, what is read now, or by evaluations, stays locked,
+    and what is read next is kept. `window`: the first one that ranks read now; while it is None,
+    shards come only if the cache may keep all. `on_progress` learns when all that is to be held is
+    there. `open_set`: the storage of a set by its URI, for each file; if it raises, it is called
+    again. `partners`: the caches of other nodes, if there are any.
 
     Whatever it raises, its reason is left for the ranks: CorpusError if the cache may not keep
     enough, ValueError if there is no order, InvalidCacheLimit, OSError.
@@ -140,7 +142,7 @@ def fetch(
         _NodeFetch(spec, open_set, cache_dir, stop, on_progress, window, pauses, partners).run()
     except Exception as error:
         reason = str(error) if isinstance(error, WorkersError) else repr(error)
-        for each in spec.data.prepared:
+        for each in read_sets(spec):
             _leave_reason(cache_dir, each, reason)
         raise
 
@@ -158,7 +160,7 @@ class _NodeFetch:
         partners: PartnerCaches,
     ) -> None:
         self._spec = spec
-        self._prepared = list({each.digest: each for each in spec.data.prepared}.values())
+        self._prepared = list({each.digest: each for each in read_sets(spec)}.values())
         self._open_set = open_set
         self._cache_dir = cache_dir
         self._stop = stop
@@ -223,12 +225,28 @@ class _NodeFetch:
         data, train = self._spec.data, self._spec.train
         sets = [self._sets[each.digest] for each in data.prepared]
         for prepared, token_set in zip(data.prepared, sets, strict=True):
-            for shard in token_set.shards:
-                path = shard_file(self._cache_dir, shard)
-                self._all.setdefault(shard.digest, WantedFile(prepared, shard, path))
+            self._add(prepared, token_set.shards)
+        kept = self._evaluated()
         use_locks.allow_descriptors(len(self._all))
         order = order_of(data, sets, self._spec.model.sequence_length, train.seed)
-        return FetchPlan(order, sets, train.global_batch, shuffle_bytes(data), self._limit_bytes)
+        shuffled = shuffle_bytes(data)
+        return FetchPlan(order, sets, train.global_batch, shuffled, self._limit_bytes, kept)
+
+    def _evaluated(self) -> KeptShards:
+        """What evaluations read."""
+        spec = self._spec
+        if not (most := spec.evaluate.most_samples(spec.train.global_batch)):
+            return KeptShards()
+        validation = ValidationSets.of(spec.data, lambda each: self._sets[each.digest])
+        length = spec.model.sequence_length
+        for prepared, shard in validation.read(most, length):
+            self._add(prepared, [shard])
+        return validation.kept(most, length)
+
+    def _add(self, prepared: PreparedSpec, shards: Iterable[ShardFacts]) -> None:
+        for shard in shards:
+            path = shard_file(self._cache_dir, shard)
+            self._all.setdefault(shard.digest, WantedFile(prepared, shard, path))
 
     def _follow(self, plan: FetchPlan) -> None:
         """Hold what the plan says for the present window; let go of the rest."""

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from holdfast_workers.errors import short_error
+from holdfast_workers.protocol.findings import EarlyStop
 from holdfast_workers.protocol.messages import ErrorKind, StepRow, Tier
+from holdfast_workers.training.evaluation import LOSS
 
 STEP_LINE_INTERVAL_S = 10.0
 """Least time between two step lines; the first step of an attempt and the job's last step are
@@ -50,16 +52,19 @@ class RankLog:
         )
 
     def log_step(self, row: StepRow) -> None:
-        """`row` was committed. Rank 0 prints it for all ranks, if the interval has passed."""
+        """`row` was committed. Rank 0 prints it for all ranks, if the interval has passed, if it
+        was evaluated, or if it is the last one."""
         now = time.monotonic()
         early = self._last_line_at is not None and now - self._last_line_at < STEP_LINE_INTERVAL_S
-        if self._rank != 0 or (early and row.step != self._steps):
+        shown = row.step == self._steps or LOSS in row.own
+        if self._rank != 0 or (early and not shown):
             return
         self._last_line_at = now
         _info(format_step(row))
 
-    def log_done(self, step: int) -> None:
-        _info(f"attempt {self._attempt}: finished after step {step}")
+    def log_done(self, step: int, early: EarlyStop | None) -> None:
+        why = "" if early is None else f", early: {early.reason}"
+        _info(f"attempt {self._attempt}: finished after step {step}{why}")
 
     def log_left(self, step: int) -> None:
         _info(f"attempt {self._attempt}: left after step {step}, because the mesh changes")
@@ -84,6 +89,11 @@ def log_lease_wait(attempt: int, waited_s: float) -> None:
         "WARNING",
         f"attempt {attempt}: paused for {waited_s:.1f} s because no supervisor renewed the lease",
     )
+
+
+def log_not_finite(step: int, names: Sequence[str]) -> None:
+    """An evaluation has results that no series can have."""
+    _print("WARNING", f"the evaluation of step {step}: {', '.join(names)} not finite")
 
 
 def log_unsaved_buffers(names: Sequence[str]) -> None:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.training.early_stop import EvaluationMemory
+from holdfast_workers.training.evaluation import EvaluationShare
 from holdfast_workers.training.guard_memory import GuardMemory
 from holdfast_workers.training.guards import GuardAction, NonfiniteOrigin, describe_trip
 from holdfast_workers.training.step_agreement import Agreed, Contribution
@@ -145,6 +147,19 @@ def raise_if_refused(agreed: Agreed) -> None:
         raise NonFiniteStep(
             f"step {agreed.step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}"
         )
+
+
+@runtime_checkable
+class EvaluatedRecipe(Protocol):
+    """A recipe that carries out the spec's `evaluate`."""
+
+    evaluation_memory: EvaluationMemory
+    """The part of its state that `evaluate.stop` depends on."""
+
+    def evaluate(self, step: int, phase: PhaseReporter) -> EvaluationShare:
+        """Evaluate the state after `step`; the state, and all that later steps depend on, stays as
+        it is. Called on all ranks, after `train_step`. Raises what that raises."""
+        ...
 
 
 @runtime_checkable

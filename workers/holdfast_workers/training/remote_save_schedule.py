@@ -15,9 +15,15 @@ class RemoteSaveSchedule:
     def __init__(self) -> None:
         self._overdue = False
 
-    def is_due(self, step: int, every: int, *, saving: bool, last: bool) -> bool:
+    def is_due(
+        self, step: int, every: int, *, saving: bool, last: bool, makes_up: bool = True
+    ) -> bool:
         """Whether to save `step`. `every`: steps between two saves, 0 for none but the `last`;
-        `saving`: whether an earlier save of any rank is under way. The last step never waits."""
-        wanted = every > 0 and (step % every == 0 or self._overdue)
-        self._overdue = wanted and saving
-        return last or (wanted and not saving)
+        `saving`: whether an earlier save of any rank is under way; `makes_up`: whether this step
+        may be saved in place of an earlier one. The last step never waits."""
+        is_its_turn = every > 0 and step % every == 0
+        owed = every > 0 and (is_its_turn or self._overdue)
+        wanted = owed and (is_its_turn or makes_up)
+        saved = wanted and not saving
+        self._overdue = owed and not saved
+        return last or saved

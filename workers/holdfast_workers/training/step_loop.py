@@ -3,11 +3,11 @@
 Each step commits through one agreement of the whole world. The digest of the state after step
 `s` is part of the agreement of step `s + 1`; after the last step, a closing agreement carries the
 last digest. A guard that trips is handled before the step is applied
-(:mod:`holdfast_workers.training.guard_trips`). The last step is that of the spec, or the step in
-whose agreement any rank requested to stop, or to leave the attempt; so all ranks stop after the
-same step. Exceptions of
-collectives, of the gate and of the recipe leave :func:`train` unchanged; the caller interprets
-them.
+(:mod:`holdfast_workers.training.guard_trips`). The last step is that of the spec, the step in
+whose agreement any rank requested to stop, or to leave the attempt, or the step whose agreed
+evaluation used up the patience of `evaluate.stop`; so all ranks stop after the same step.
+Exceptions of collectives, of the gate and of the recipe leave :func:`train` unchanged; the caller
+interprets them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from holdfast_workers.protocol.findings import TripReport
+from holdfast_workers.protocol.findings import EarlyStop, TripReport
 from holdfast_workers.protocol.messages import StepRow
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.state.digest import ShardDigest
 from holdfast_workers.state.replicas import ReplicaComparison, replica_equality
+from holdfast_workers.training.evaluation import agree_on_evaluation
 from holdfast_workers.training.guard_trips import GuardRunner
 from holdfast_workers.training.guards import trip_report
-from holdfast_workers.training.recipe import GuardTripped, Recipe, StepOutcome, World
+from holdfast_workers.training.rank_log import log_not_finite
+from holdfast_workers.training.recipe import (
+    EvaluatedRecipe,
+    GuardTripped,
+    Recipe,
+    StepOutcome,
+    World,
+)
 from holdfast_workers.training.step_agreement import (
     Agreed,
     Contribution,
@@ -62,7 +70,12 @@ class Hooks(Protocol):
         return 0.0
 
     def commit_gate(self, step: int) -> None:
-        """Called between the agreement and the change of state; raises to forbid the step."""
+        """Called between the agreement and the change of state, and again after an evaluation of
+        the step; raises to forbid the step."""
+        ...
+
+    def evaluation_begins(self, step: int) -> None:
+        """`step` has been applied, and its evaluation begins; its row follows after that."""
         ...
 
     def replicated_step(self) -> int:
@@ -148,13 +161,15 @@ class Steps:
         The digest of that step is reported again, because a fault may have prevented its report."""
         self.applied = start_step
         """The step that was applied last."""
-        self.over = start_step >= spec.train.last_step
+        self._recipe = recipe
+        self._spec = spec
+        self.early = self._early_stop()
+        """Why `applied` is the job's last step, if the job has more."""
+        self.over = start_step >= spec.train.last_step or self.early is not None
         """Whether `applied` is the last step of the attempt."""
         self.left = False
         """Whether the attempt is over before the job: the mesh changes."""
-        self._recipe = recipe
         self._world = world
-        self._spec = spec
         self._hooks = hooks
         self._guards = GuardRunner(recipe, world, hooks, start_step)
         self._replicas = ReplicaComparison.of(
@@ -185,10 +200,12 @@ class Steps:
         self._step = step = self.applied + 1
         outcome = self._make_step(step)
         now = time.perf_counter()
-        self._hooks.committed(_row(outcome, now - self._previous))
-        self._previous = now
+        took_s, self._previous = now - self._previous, now
+        outcome = self._with_evaluation(outcome)
+        self._hooks.committed(_row(outcome, took_s))
         self.applied = step
-        ends = step == self._spec.train.last_step or outcome.agreed.stop
+        self.early = self._early_stop()
+        ends = step == self._spec.train.last_step or outcome.agreed.stop or self.early is not None
         self.left = outcome.agreed.leave and not ends
         self.over = ends or self.left
         self._pending = outcome.agreed
@@ -230,6 +247,37 @@ class Steps:
             if outcome.agreed.trip is not None:
                 self._hooks.tripped(trip_report(outcome.agreed.trip, None, ()))
             return outcome
+
+    def _with_evaluation(self, outcome: StepOutcome) -> StepOutcome:
+        """The outcome of a step with the metrics of its evaluation, if it has one."""
+        spec, agreed = self._spec, outcome.agreed
+        if not spec.evaluate.is_due(agreed.step, spec.train.last_step):
+            return outcome
+        if not isinstance(self._recipe, EvaluatedRecipe):
+            raise NotImplementedError(f"{type(self._recipe).__name__} cannot carry out `evaluate`")
+        began, blocked_s, world = time.perf_counter(), self._hooks.blocked_s(), self._world
+        self._hooks.evaluation_begins(agreed.step)
+        share = self._recipe.evaluate(agreed.step, self._hooks.phase)
+        found = agree_on_evaluation(share, world.attempt, agreed.step, world.world_size)
+        self._hooks.commit_gate(agreed.step)  # it may have taken longer than a lease lasts
+        took_s = time.perf_counter() - began  # of no step
+        self._previous += took_s
+        self._agreed_at += took_s
+        self._blocked_s += self._hooks.blocked_s() - blocked_s
+        if found.not_finite and world.rank == 0:
+            log_not_finite(agreed.step, found.not_finite)
+        self._recipe.evaluation_memory.record(agreed.step, found.metrics)
+        metrics = {**agreed.user_metrics, **found.metrics}
+        return replace(outcome, agreed=replace(agreed, user_metrics=metrics))
+
+    def _early_stop(self) -> EarlyStop | None:
+        """Whether the state after `applied` is the job's last one by `evaluate.stop`. Its memory is
+        a part of the state, so a restore of this state decides the same."""
+        if self._spec.evaluate.stop is None or self.applied >= self._spec.train.last_step:
+            return None
+        if not isinstance(self._recipe, EvaluatedRecipe):
+            return None
+        return self._recipe.evaluation_memory.early_stop()
 
     def _set_state_digest(self, step: int, known: DigestSource | None, last: bool) -> None:
         """Provide the digest of the state at `step` for the next agreement, where one is due.

@@ -50,6 +50,7 @@ from holdfast_workers.protocol.processes import (
     ZygoteConfig,
 )
 from holdfast_workers.protocol.signals import (
+    FirstStep,
     GuardTripReported,
     StepRecomputed,
     WorkerDone,
@@ -62,6 +63,7 @@ from holdfast_workers.published.weight_set import MANIFEST
 from holdfast_workers.state.digest import ShardDigest
 from holdfast_workers.state.replicas import CorruptionFound
 from holdfast_workers.training.determinism import advice
+from holdfast_workers.training.evaluation import EVALUATION_PHASE, LOSS, PERPLEXITY
 from holdfast_workers.training.guard_memory import LedgerMismatch
 from holdfast_workers.training.guards import GuardAction
 from holdfast_workers.training.rank_log import RankLog
@@ -87,6 +89,8 @@ LEAVE_WAIT_S = 5.0
 COLD_STEPS = 3
 """The first steps of an attempt touch memory for the first time, and may compile."""
 
+_CHOOSABLE = ("loss", "grad_norm", LOSS, PERPLEXITY)
+"""The metrics by which `KeepBestSpec` chooses."""
 _RESTORE_PHASES = {Tier.OWN_RAM: "restore", Tier.PARTNER_RAM: "restore_partner"}
 """Phases whose durations are learned per tier; all other tiers share the phase `restore_far`."""
 WEIGHTS_PHASE = "read_weights"
@@ -152,7 +156,8 @@ class RankAttempt:
         self._arrived_step = -1  # newest step in memory that is known to be at the partners
         self._load_numbers = count(1)
         self._step = 0
-        self._cold_until = 0
+        self._first_step = self._cold_until = self._first_evaluated = 0
+        self._evaluated = -1  # the newest step whose evaluation has begun
         self._start_digest: ShardDigest | None = None
         self._replicated = -1  # the newest step in memory that was reported to be at the partners
         self._steps: Steps | None = None
@@ -177,14 +182,15 @@ class RankAttempt:
         last = self._recipe.run(lambda: self._start_steps(world))
         self._beacon.enter("save", last)
         self._checkpoints.finish()
-        left = self._steps is not None and self._steps.left
+        assert self._steps is not None
+        left, early = self._steps.left, self._steps.early
         process_groups.leave(keep=left)
         if left:
             self._log.log_left(last)
             self._signal(WorkerLeft(last))
         else:
-            self._log.log_done(last)
-            self._signal(WorkerDone(last))
+            self._log.log_done(last, early)
+            self._signal(WorkerDone(last, early))
 
     def _start_steps(self, world: World) -> Steps:
         """Load the state once the recipe is built, and report that this rank has joined."""
@@ -195,12 +201,13 @@ class RankAttempt:
         self._signal(WorkerJoined(start, tier, self._phases))
         self._log.log_joined(start, tier, self._phases)
         self._step = start
-        self._cold_until = start + COLD_STEPS
-        if start == self._spec.train.last_step:  # the fault was between the last step and its save
+        self._first_step, self._cold_until = start + 1, start + COLD_STEPS
+        steps = Steps(self._recipe, world, self._spec, self, start, self._start_digest)
+        if steps.over:  # the fault was between the last step and its save
             snapshot = self._recipe.freeze(start)
             self._checkpoints.leave_for_saver(start, snapshot.layout, snapshot.copy_to, {})
-        self._steps = Steps(self._recipe, world, self._spec, self, start, self._start_digest)
-        return self._steps
+        self._steps = steps
+        return steps
 
     def fenced(self) -> None:
         """Log that the attempt was ended from outside."""
@@ -209,10 +216,13 @@ class RankAttempt:
     def failed(self, error: Exception) -> None:
         """Log and report an exception that no fence explains. The log comes first, because the
         end of the job ends this process."""
+        kind, where = _kind(error), ""
+        if self._evaluated > self._step and kind is not ErrorKind.COMMUNICATION:
+            where = f"in the evaluation of step {self._evaluated}: "
         report = ErrorReport(
-            kind=_kind(error),
+            kind=kind,
             type=type(error).__name__,
-            message=control_channel.shorten_middle(f"{error}{advice(error)}"),
+            message=control_channel.shorten_middle(f"{where}{error}{advice(error)}"),
             traceback=control_channel.shorten_middle("".join(traceback.format_exception(error))),
             step=self._step,
         )
@@ -233,7 +243,8 @@ class RankAttempt:
     # --- hooks of the training loop -------------------------------------------------------------
 
     def phase(self, name: str, step: int, micro_batch: int = 0) -> None:
-        self._beacon.cold = step <= self._cold_until
+        first = name == EVALUATION_PHASE and step == self._first_evaluated
+        self._beacon.cold = first or step <= self._cold_until
         self._beacon.enter(name, step, micro_batch)
         self._faults.reach(name, step, micro_batch)
 
@@ -246,6 +257,14 @@ class RankAttempt:
         if self._join_order.form.leased:
             self._await_lease()
         self._check_fence()
+
+    def evaluation_begins(self, step: int) -> None:
+        """An attempt has made its first step, however long its evaluation lasts: the time until
+        its row is not a part of `timeouts.first_step_s`."""
+        self._evaluated = step
+        self._first_evaluated = self._first_evaluated or step
+        if self._reports and step == self._first_step:
+            self._signal(FirstStep(step, time.time(), committed=False))
 
     def _await_lease(self) -> None:
         """Wait for a lease if there is none, in a separate phase without a bound, so that the wait
@@ -318,8 +337,13 @@ class RankAttempt:
         leaves = agreed.leave and agreed.intervals[0] > 0
         wanted = leaves or self._memory_due(step)
         to_memory = wanted and agreed.replicated_step >= self._checkpoints.memory_step
+        metrics, best = _metrics_of_checkpoint(agreed), self._spec.checkpoint.remote.keep_best
         to_remote = self._remote_saves.is_due(
-            step, agreed.intervals[1], saving=agreed.saving, last=last
+            step,
+            agreed.intervals[1],
+            saving=agreed.saving,
+            last=last,
+            makes_up=best is None or best.metric in metrics,
         )
         self._saving = (to_memory, agreed.saving or to_remote)
         if to_remote:  # rare and slower, so its duration is learned apart from other steps
@@ -328,9 +352,9 @@ class RankAttempt:
             return None
         with self._waiting():
             snapshot = recipe.freeze(step)
-            metrics = {"loss": agreed.loss, "grad_norm": agreed.grad_norm} if to_remote else None
+            of_remote = metrics if to_remote else None
             return self._checkpoints.start(
-                snapshot, step, to_memory=to_memory, metrics=metrics, last=last
+                snapshot, step, to_memory=to_memory, metrics=of_remote, last=last
             )
 
     def committed(self, row: StepRow) -> None:
@@ -566,6 +590,13 @@ class RankAttempt:
 
     def _signal(self, detail: SignalOfWorker) -> None:
         self._link.send(WorkerSignal(self._number, self._rank, detail))
+
+
+def _metrics_of_checkpoint(agreed: Agreed) -> dict[str, float]:
+    """The metrics by which the best checkpoints are chosen (`KeepBestSpec`), as far as the step has
+    them."""
+    found = {"loss": agreed.loss, "grad_norm": agreed.grad_norm, **agreed.user_metrics}
+    return {name: found[name] for name in _CHOOSABLE if name in found}
 
 
 def _same_place(before: World, after: World) -> bool:

@@ -14,6 +14,8 @@ import { LongWork } from "./LongWork";
 import { active, type Kind } from "./operations";
 import "./checkpoints.css";
 
+const EVALUATED = "eval_loss";
+
 export function Checkpoints({ id }: { id: string }) {
   const found = useCheckpoints(id);
   const [removed, setRemoved] = useState(false);
@@ -32,6 +34,7 @@ export function Checkpoints({ id }: { id: string }) {
   const kept = value.items.filter((checkpoint) => checkpoint.deleted_at === null);
   const gone = value.items.length - kept.length;
   const shown = removed ? value.items : kept;
+  const evaluated = shown.some((checkpoint) => EVALUATED in checkpoint.metrics);
   return (
     <div className="checkpoints">
       <div className="tiers">
@@ -67,6 +70,7 @@ export function Checkpoints({ id }: { id: string }) {
                 <th>Saved</th>
                 <th className="right">Size</th>
                 <th className="right">Loss</th>
+                {evaluated && <th className="right">Eval loss</th>}
                 <th>Status</th>
                 <th>
                   <span className="unseen">Actions</span>
@@ -75,7 +79,7 @@ export function Checkpoints({ id }: { id: string }) {
             </thead>
             <tbody>
               {shown.map((checkpoint) => (
-                <CheckpointRow key={`${checkpoint.step} ${checkpoint.attempt}`} job={id} checkpoint={checkpoint} operations={operations} onChanged={onChanged} />
+                <CheckpointRow key={`${checkpoint.step} ${checkpoint.attempt}`} job={id} checkpoint={checkpoint} evaluated={evaluated} operations={operations} onChanged={onChanged} />
               ))}
             </tbody>
           </table>
@@ -88,12 +92,14 @@ export function Checkpoints({ id }: { id: string }) {
 interface CheckpointRowProps {
   job: string;
   checkpoint: CheckpointView;
+  /** Whether the table has a column of the loss in evaluations. */
+  evaluated: boolean;
   /** Those that ran when the page was opened. */
   operations: readonly OperationView[];
   onChanged: () => void;
 }
 
-function CheckpointRow({ job, checkpoint, operations, onChanged }: CheckpointRowProps) {
+function CheckpointRow({ job, checkpoint, evaluated, operations, onChanged }: CheckpointRowProps) {
   const now = useNow();
   const { busy, run } = useAction();
   const [confirming, setConfirming] = useState(false);
@@ -115,6 +121,7 @@ function CheckpointRow({ job, checkpoint, operations, onChanged }: CheckpointRow
       <td title={moment(checkpoint.saved_at)}>{ago(checkpoint.saved_at, now)}</td>
       <td className="right">{bytes(checkpoint.nbytes)}</td>
       <td className="right">{number(checkpoint.metrics["loss"])}</td>
+      {evaluated && <td className="right">{number(checkpoint.metrics[EVALUATED])}</td>}
       <td>
         <CheckpointStatus checkpoint={checkpoint} />
       </td>

@@ -47,6 +47,7 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
   const now = useRef({ columns: columns_, times, incidents, onBrush, axis });
   now.current = { columns: columns_, times, incidents, onBrush, axis };
   const many = columns_.discarded.length;
+  const { sparse } = columns_;
 
   useEffect(() => {
     const element = box.current;
@@ -54,7 +55,7 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
     const fromOutside = { current: false };
     let points = false; // whether the shared time is this chart's
     const created = new uPlot(
-      options(width, colour, many, look.from_zero, axis, {
+      options(width, colour, many, sparse, look.from_zero, axis, {
         incidents: () => now.current.incidents,
         pointed: (index) => {
           setPointed(index);
@@ -86,7 +87,7 @@ export function Chart({ name, colour, metrics, axis, window, incidents, onBrush 
       plot.current = null;
     };
     // Data arrives by setData below: the plot is created anew only when its appearance changes.
-  }, [box, width, colour, many, look.from_zero, axis, dark, cursor]);
+  }, [box, width, colour, many, sparse, look.from_zero, axis, dark, cursor]);
 
   useEffect(() => {
     plot.current?.setData(data(columns_));
@@ -187,6 +188,7 @@ function options(
   width: number,
   colour: string,
   discarded: number,
+  sparse: boolean,
   fromZero: boolean,
   axis: XAxis,
   hooks: Hooks,
@@ -225,7 +227,7 @@ function options(
       ...Array.from({ length: discarded }, () => ({
         stroke: faded, width: 1.25, dash: [4, 3], points: { show: false }, spanGaps: false,
       })),
-      { stroke, width: 1.5, fill: fromZero ? fill : undefined, points: { show: false }, spanGaps: false } as uPlot.Series,
+      { stroke, width: 1.5, fill: fromZero ? fill : undefined, points: { show: sparse, size: 4, fill: stroke }, spanGaps: false } as uPlot.Series,
     ],
     hooks: {
       init: [(plot) => onHidden.set(plot, () => hooks.pointed(null))],

@@ -18,7 +18,7 @@ export function levelName(level: number, integration?: string | null): string {
 }
 
 /** Sections of built-in models, and keys of what the job does not bring. */
-const OF_BUILT_IN = new Set(["recipe", "model", "data", "train", "guards", "checks", "init_from"]);
+const OF_BUILT_IN = new Set(["recipe", "model", "data", "train", "evaluate", "guards", "checks", "init_from"]);
 const AXES_OF_PROGRAM = new Set(["dp_replicate", "dp_shard"]);
 
 /** The part of a spec that means something for the job: without what it does not bring, and of a

@@ -52,7 +52,7 @@ test("points outside the window are left out", () => {
 
 test("thinning keeps spikes and both ends", () => {
   const points = Array.from({ length: 10_000 }, (_, step) => point(step, 1, step === 4321 ? 99 : 1));
-  const found = thin(points, "loss", 200);
+  const found = thin(points, ["loss"], 200);
   expect(found.length).toBeLessThanOrEqual(200);
   expect(found.some((kept) => kept.values["loss"] === 99)).toBe(true);
   expect([found[0]?.step, found[found.length - 1]?.step]).toEqual([0, 9999]);
@@ -79,4 +79,23 @@ test("a custom metric becomes a series from its first value, and its line contin
   expect(columns(found, "accuracy", "step", null).history).toEqual([
     undefined, undefined, 0.5, undefined, 0.75,
   ]);
+});
+
+const evaluated = (step: number) => ({
+  ...point(step),
+  values: { ...point(step).values, grad_norm: 1, ...(step % 50 ? {} : { eval_loss: step, eval_accuracy: 0.5 }) },
+});
+
+test("live steps thin out a chart, and every result of an evaluation that it has room for stays", () => {
+  const steps = Array.from({ length: 2000 }, (_, step) => evaluated(step));
+  const found = merged(metrics(steps.slice(0, 1000)), steps.slice(1000), 600);
+  expect(found.items.length).toBeLessThanOrEqual(600);
+  expect(found.items.filter(({ values }) => "eval_loss" in values).length).toBe(40);
+});
+
+test("results of evaluations are drawn as points, and follow the loss", () => {
+  const found = merged(metrics([point(1)]), [49, 50, 51, 99, 100].map(evaluated), 100);
+  expect(columns(found, "eval_loss", "step", null).sparse).toBe(true);
+  expect(columns(found, "loss", "step", null).sparse).toBe(false);
+  expect(shown(found)).toEqual(["loss", "eval_loss", "grad_norm", "eval_accuracy"]);
 });

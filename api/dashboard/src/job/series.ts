@@ -22,6 +22,7 @@ const LOOKS = new Map<string, MetricLook>(
   ),
 );
 const FIRST = [...LOOKS.keys()];
+const EVALUATION = "eval_";
 
 export function metricLook(name: string): MetricLook {
   const known = LOOKS.get(name);
@@ -36,8 +37,14 @@ export function shown(metrics: MetricPage): string[] {
     (name) =>
       metricLook(name).label && metrics.items.some((point) => typeof point.values[name] === "number"),
   );
-  const place = (name: string) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
   return found.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
+}
+
+/** The loss of evaluations follows that of the steps; their other results, the first charts. */
+function place(name: string): number {
+  if (name === `${EVALUATION}loss`) return FIRST.indexOf("loss") + 0.5;
+  if (name.startsWith(EVALUATION)) return FIRST.indexOf("tokens_per_second") + 0.5;
+  return FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length;
 }
 
 export const hasSeries = (metrics: MetricPage): boolean => shown(metrics).length > 0;
@@ -69,6 +76,8 @@ export type XAxis = "time" | "step";
 /** The input of uPlot: x, the committed history, then a column for each discarded run of steps. */
 export interface Columns {
   x: number[];
+  /** Most steps of the history have no value, as between evaluations: each value is drawn as a point. */
+  sparse: boolean;
   history: (number | null)[];
   discarded: { attempt: number; values: (number | null | undefined)[] }[];
 }
@@ -102,44 +111,48 @@ export function columns(
     }
     return values;
   };
+  const history = column(kept) as (number | null)[];
+  const values = history.filter((value) => value != null).length;
   return {
     x,
-    history: column(kept) as (number | null)[],
+    sparse: values < kept.length / 2,
+    history,
     discarded: runs.map((run) => ({ attempt: run.attempt, values: column(run.points) })),
   };
 }
 
 /**
  * At most about `most` points: the first, the last, and of each bucket of steps the points with the
- * smallest and the greatest value of `name`, so that every spike stays.
+ * smallest and the greatest value of each of `names`, so that every spike stays, and each chart has
+ * points of a series that few steps have.
  */
 export function thin(
   points: readonly MetricPoint[],
-  name: string,
+  names: readonly string[],
   most: number,
 ): MetricPoint[] {
   if (points.length <= most) return [...points];
-  const buckets = Math.max(1, Math.floor((most - 2) / 2));
-  const inner = points.slice(1, -1);
-  const kept: MetricPoint[] = [points[0]!];
+  const buckets = Math.max(1, Math.floor((most - 2) / (2 * names.length)));
+  const kept = new Set([0, points.length - 1]);
   for (let bucket = 0; bucket < buckets; bucket++) {
-    const begin = Math.floor((bucket * inner.length) / buckets);
-    const end = Math.floor(((bucket + 1) * inner.length) / buckets);
-    let low = -1;
-    let high = -1;
-    for (let i = begin; i < end; i++) {
-      const value = inner[i]!.values[name];
-      if (typeof value !== "number") continue;
-      if (low < 0 || value < (inner[low]!.values[name] as number)) low = i;
-      if (high < 0 || value > (inner[high]!.values[name] as number)) high = i;
-    }
-    if (low < 0) low = high = begin;
-    for (const i of [...new Set([low, high])].sort((a, b) => a - b)) {
-      if (i < end) kept.push(inner[i]!);
-    }
+    const begin = 1 + Math.floor((bucket * (points.length - 2)) / buckets);
+    const end = 1 + Math.floor(((bucket + 1) * (points.length - 2)) / buckets);
+    for (const name of names) for (const place of extremes(points, name, begin, end)) kept.add(place);
   }
-  kept.push(points[points.length - 1]!);
-  return kept;
+  return [...kept].sort((a, b) => a - b).map((place) => points[place]!);
+}
+
+/** The places from `begin` to before `end` with the smallest and the greatest value. */
+function extremes(points: readonly MetricPoint[], name: string, begin: number, end: number): number[] {
+  let low = -1;
+  let high = -1;
+  for (let i = begin; i < end; i++) {
+    const value = points[i]!.values[name];
+    if (typeof value !== "number") continue;
+    if (low < 0 || value < (points[low]!.values[name] as number)) low = i;
+    if (high < 0 || value > (points[high]!.values[name] as number)) high = i;
+  }
+  return low < 0 ? [] : [low, high];
 }
 
 /**
@@ -163,10 +176,11 @@ export function merged(metrics: MetricPage, news: readonly MetricPoint[], most: 
   }
   const added = news.flatMap((point) => Object.keys(point.values));
   const names = [...new Set([...metrics.names, ...added])];
+  const charted = ["loss", ...names.filter((name) => !LOOKS.has(name))];
   return {
     ...metrics,
     names,
-    items: points.length > most * 1.5 ? thin(points, "loss", most) : points,
+    items: points.length > most * 1.5 ? thin(points, charted, most) : points,
     discarded,
     last_step: points[points.length - 1]?.step ?? metrics.last_step,
   };

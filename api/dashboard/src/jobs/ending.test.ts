@@ -24,6 +24,7 @@ test.each([
   [{ state: "CANCELLED", step: 0, started_at: null }, "cancelled before it started"],
   [{ step: null, steps: null }, "completed"],
   [{ step: 61, steps: null }, "completed at step 61"],
+  [{ outcome_code: "stopped_early", step: 120 }, "stopped early at step 120 of 10,000"],
 ] as const)("the outcome of %j is %s", (change, outcome) => {
   expect(endingOf(row(change), 1000)?.outcome).toBe(outcome);
 });

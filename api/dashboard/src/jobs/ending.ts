@@ -26,6 +26,7 @@ export function endingOf(row: JobRow, now: number): Ending | null {
 function outcomeOf(row: JobRow): string {
   const { state, step, steps } = row;
   const reached = step === null ? "" : steps === null ? `step ${count(step)}` : `step ${count(step)} of ${count(steps)}`;
+  if (row.outcome_code === "stopped_early") return `stopped early at ${reached}`;
   if (state === "SUCCEEDED") return step === null ? "completed" : steps !== null && step >= steps ? `all ${count(steps)} steps` : `completed at ${reached}`;
   const why = state === "FAILED" ? (row.outcome_code ?? "failed").replaceAll("_", " ") : "cancelled";
   if (row.started_at === null) return `${why} before it started`;

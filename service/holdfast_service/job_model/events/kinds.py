@@ -37,6 +37,7 @@ class EventKind(StrEnum):
     NODE_DRAINING = "node.draining"
     JOB_STOPPING = "job.stopping"
     STOP_UNDONE = "job.stop_undone"
+    ENDS_EARLY = "job.ends_early"
     JOB_AWAY = "job.away"  # also by the reconciler
     FAULT_FAILED = "fault.failed"
     ENDED = "ended"

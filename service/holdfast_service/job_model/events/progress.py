@@ -213,6 +213,16 @@ class StopUndoneEvent(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndsEarlyEvent(JobEvent):
+    """The ranks have agreed that their last step is this one, by `evaluate.stop`. A later attempt
+    that begins before it decides anew."""
+
+    kind = EventKind.ENDS_EARLY
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndedEvent(JobEvent):
     """The last event of a supervisor."""
 

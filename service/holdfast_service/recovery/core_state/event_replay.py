@@ -28,6 +28,7 @@ from holdfast_service.job_model.events.health import GuardTrippedEvent, Straggle
 from holdfast_service.job_model.events.incidents import IncidentEvent, IncidentRecord
 from holdfast_service.job_model.events.progress import (
     EndedEvent,
+    EndsEarlyEvent,
     JobStoppingEvent,
     StopUndoneEvent,
     WaitingEvent,
@@ -91,6 +92,7 @@ class Facts:
     restores: int = 0
     remote_restores: int = 0
     stop: StopOrder | None = None
+    early: EndsEarlyEvent | None = None
     ended: EndedEvent | None = None
 
     @classmethod
@@ -149,6 +151,8 @@ class Facts:
                 self.stop = event.order
             case StopUndoneEvent():
                 self.stop = None
+            case EndsEarlyEvent():
+                self.early = event
             case EndedEvent():
                 self.ended = event
 
@@ -184,6 +188,8 @@ class Facts:
             self.floor = restore.step
         self.line = self.line.with_attempt(event.attempt, restore.step)
         self.members = event.members
+        if self.early is not None and restore.step < self.early.step:
+            self.early = None
         self.waiting_until = None
 
     def _apply_committed(self, step: int | None, at_least: int = 0) -> None:

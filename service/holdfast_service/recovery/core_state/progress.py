@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from holdfast_service.job_model.events.progress import EndsEarlyEvent
 from holdfast_service.job_model.supervisor_protocol import StopKind, StopOrder
 from holdfast_service.placement.restore_points import AttemptBranch, HistoryLine
 from holdfast_service.policy.causes import ErrorMark
@@ -39,6 +40,9 @@ class Progress:
     the last attempt that restored a state off that line."""
     without_progress: int = 0
     """Consecutive attempts that ended without a step beyond `floor`."""
+    no_data: tuple[float, int] | None = None
+    """Since when attempts end for want of data, and the newest step at their ends: each comes as
+    far, and no further."""
     mark: ErrorMark | None = None
     """The last error of the user's program, until an attempt has gone beyond its step."""
     marked_attempt: int = 0
@@ -135,9 +139,15 @@ class Progress:
     def count_lack_of_progress(self) -> None:
         self.without_progress += 1
 
+    def record_want_of_data(self, now: float) -> None:
+        """An attempt ended only because the job's data did not come. If it came as far as the one
+        before, the outage goes on, also if it has computed steps again."""
+        if self.no_data is None or self.no_data[1] != self.committed:
+            self.no_data = (now, self.committed)
+
     def count_as_progress(self) -> None:
         """An attempt got on, though it reported no step."""
-        self.without_progress, self.mark = 0, None
+        self.without_progress, self.mark, self.no_data = 0, None, None
 
     def remember_error(self, mark: ErrorMark, attempt: int) -> None:
         """`attempt` ended with this error."""
@@ -159,6 +169,8 @@ class Progress:
         """Restore the progress from the journal."""
         self.line, self.committed, self.has_step = facts.line, facts.committed, facts.has_step
         self.floor, self.without_progress = facts.floor, facts.without_progress
+        outages = facts.incident.data_outages if facts.incident is not None else ()
+        self.no_data = (min(outages), facts.committed) if outages else None
         self.mark = facts.mark
         self.program_level, self.reports_steps = facts.program_level, facts.reports_steps
         self.ledger |= facts.ledger
@@ -174,14 +186,20 @@ class Ending:
     """The requested cancel or pause."""
     final_step: int | None = None
     """The last step, set when the first rank reports that it is done."""
-
+    early: EndsEarlyEvent | None = None
+    """The step before the last one after which the ranks ended training by themselves."""
     giving_back: tuple[int, int] | None = None
     """(attempt, step) that is saved before the job is given back to the queue."""
     why_giving_back: str = ""
 
     @property
+    def end_step(self) -> int:
+        """The step after which the job is complete."""
+        return self.steps if self.early is None else self.early.step
+
+    @property
     def last_step(self) -> int:
-        return self.steps if self.final_step is None else self.final_step
+        return self.end_step if self.final_step is None else self.final_step
 
     def request(self, wanted: StopOrder) -> StopOrder | None:
         """Record a request: a repeated one can only bring the deadline forward, and a cancel wins
@@ -210,10 +228,21 @@ class Ending:
         """Not every rank of a program knows its last step."""
         self.final_step = max(step, self.final_step or 0)
 
+    def end_early(self, event: EndsEarlyEvent) -> bool:
+        """The ranks end training after this step. False if that was known."""
+        is_news = self.early != event
+        self.early = event
+        return is_news
+
+    def begin_after(self, step: int) -> None:
+        """An attempt begins with the state after `step`: an early end after it is decided anew."""
+        if self.early is not None and step < self.early.step:
+            self.early = self.final_step = None
+
     def continue_training(self) -> None:
         """The ranks take further steps after all."""
         self.final_step = None
 
-    def restore(self, stop: StopOrder | None) -> None:
-        """Restore a requested stop from the journal."""
-        self.stop = stop
+    def restore(self, facts: Facts) -> None:
+        """Restore a requested stop, and an early end, from the journal."""
+        self.stop, self.early = facts.stop, facts.early

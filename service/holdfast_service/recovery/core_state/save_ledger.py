@@ -121,6 +121,10 @@ class SaveLedger:
         self.pending.pop(key, None)
         return True
 
+    def has_given_up(self, attempt: int, step: int) -> bool:
+        """Whether the checkpoint was abandoned."""
+        return (attempt, step) in self._given_up
+
     def unfinished(self) -> tuple[tuple[int, int], ...]:
         """(step, attempt) of checkpoints that may still be published."""
         return tuple((step, attempt) for attempt, step in (*self._shards, *self.pending))

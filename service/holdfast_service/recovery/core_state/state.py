@@ -195,7 +195,7 @@ class CoreState:
         self.saves.restore(facts)
         self.intervals.restore(facts)
         self.slow.restore(facts)
-        self.ending.restore(facts.stop)
+        self.ending.restore(facts)
         phase = Phase.RECOVERING if facts.incident is not None else Phase.RUNNING
         if not facts.running:
             phase = Phase.STARTING

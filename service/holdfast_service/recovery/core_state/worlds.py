@@ -92,6 +92,8 @@ class AttemptWorld:
     members: Mapping[int, Member]
     joined_at: float | None = None
     first_step: int | None = None
+    computed_at: float | None = None
+    """Since when it evaluates its first step, if it does: the step is committed after that."""
     is_running: bool = False
     """Whether the attempt has started: until then its incident is open. A program that reports its
     steps starts with the first of them, or if it is late; another, with the last rank that joins.
@@ -139,6 +141,16 @@ class AttemptWorld:
         is_higher = level > self.program_level
         self.program_level = max(self.program_level, level)
         return is_higher
+
+    @property
+    def evaluates_first(self) -> bool:
+        """Whether its first step is computed, and evaluated before it is committed."""
+        return self.computed_at is not None and not self.is_running
+
+    def record_computed(self, now: float) -> None:
+        """Record that its first step is computed; only the first report counts."""
+        if self.computed_at is None and self.first_step is None:
+            self.computed_at = now
 
     def record_first_step(self, step: int) -> None:
         """Record a committed step; only the first one counts."""

@@ -104,7 +104,7 @@ def handle_failed_shard(state: CoreState, signal: Signal, failed: ShardFailed) -
         return ()
     description = f"rank {signal.rank} on {signal.agent} could not save step {step}: {message}"
     stopping = state.ending.stop is not None and step >= (state.ending.final_step or 0)
-    if failed.superseded or (step < state.config.steps and not stopping):
+    if failed.superseded or (step < state.ending.end_step and not stopping):
         state.emit(CheckpointBadEvent(step=step, message=description))
         return ()
     fault = Fault(
@@ -143,11 +143,11 @@ def handle_damaged_shard(
 
 
 def handle_forming_deadline(state: CoreState, now: float) -> tuple[Fault, ...]:
-    """A committed step proves that all ranks joined, even if signals were lost. Without one, a rank
+    """A step proves that all ranks joined, even if signals were lost. Without one, a rank
     hangs."""
     world = state.worlds.present
     assert world is not None
-    if world.first_step is not None:
+    if world.first_step is not None or world.evaluates_first:
         for member in world.members.values():
             member.record_joined()
         attempt_progress.advance(state, now)

@@ -76,11 +76,8 @@ def assess(state: CoreState, batch: Sequence[Fault], now: float) -> Situation:
 
 
 def _data_outage_s(state: CoreState, now: float) -> float:
-    """The time since an attempt first ended for want of data in the incident, which the next step
-    closes."""
-    incident = state.incidents.current
-    times = incident.data_outages if incident is not None else ()
-    return max(0.0, now - min(times, default=now))
+    """The time since attempts end for want of data at the same step."""
+    return max(0.0, now - state.progress.no_data[0]) if state.progress.no_data is not None else 0.0
 
 
 def budget(state: CoreState, now: float, coming: Sequence[Fault] = ()) -> Budget:
@@ -114,6 +111,7 @@ def record_condemned_attempt(state: CoreState, batch: Sequence[Fault], now: floa
         state.incidents.amend(preemptions=(*(incident.preemptions if incident else ()), now))
     elif is_data_outage(batch):  # a bound of its own: `DATA_OUTAGE_S`
         state.incidents.amend(data_outages=(*(incident.data_outages if incident else ()), now))
+        state.progress.record_want_of_data(now)
     else:
         state.budget.count_failure(now)
         state.incidents.amend(failures=(*(incident.failures if incident else ()), now))

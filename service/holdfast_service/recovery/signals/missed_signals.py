@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from holdfast_service.recovery.core_state.inputs import WorkersPolled
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
-from holdfast_service.recovery.core_state.worlds import Member
+from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_workers.protocol.answers import WorkerReport
 from holdfast_workers.protocol.messages import WorkerState
 from holdfast_workers.protocol.signals import (
     FailedShard,
+    FirstStep,
     ShardFailed,
     Signal,
     SignalDetail,
@@ -53,7 +54,7 @@ def find_missed_signals(state: CoreState, event: WorkersPolled, now: float) -> l
     missing = {
         signal.worker: signal
         for member in members
-        for signal in [_missed_signal(member, seen, world.attempt, now)]
+        for signal in [_missed_signal(member, seen, world, now)]
         if signal is not None
     }
     before = state.roster.record_missed_signals(
@@ -70,12 +71,12 @@ def _learn_worker(member: Member, workers: Sequence[WorkerReport], attempt: int)
 
 
 def _missed_signal(  # noqa: PLR0911  (one per signal)
-    member: Member, seen: dict[str, WorkerReport], attempt: int, now: float
+    member: Member, seen: dict[str, WorkerReport], world: AttemptWorld, now: float
 ) -> Signal | None:
     """The signal that the member's worker should have sent, given its polled state."""
     if member.worker is None or member.has_stopped:
         return None
-    report = seen.get(member.worker)
+    attempt, report = world.attempt, seen.get(member.worker)
     if report is None:
         why = "the agent does not list it any more, and no signal reported its end"
         return _build_signal(member, WorkerExited(why=why), attempt, now)
@@ -85,9 +86,12 @@ def _missed_signal(  # noqa: PLR0911  (one per signal)
         return _build_signal(member, report.failure, attempt, now)
     match report.state:
         case WorkerState.DONE:
-            return _build_signal(member, WorkerDone(report.step), attempt, now)
+            return _build_signal(member, WorkerDone(report.step, report.early), attempt, now)
         case WorkerState.LEFT:
             return _build_signal(member, WorkerLeft(report.step), attempt, now)
+        case WorkerState.TRAINING if report.evaluates_first and world.computed_at is None:
+            first = FirstStep(report.step + 1, now, committed=False)
+            return _build_signal(member, first, attempt, now)
         case _:
             return None
 

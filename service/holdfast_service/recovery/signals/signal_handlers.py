@@ -101,10 +101,10 @@ def _dispatch_to_rank(
                 hang_suspicion.handle_rank_stalled(state, beat.step, signal.at, now)
         case signals.WorkerJoined() as joined:
             attempt_progress.record_joined(state, member, dict(joined.phases_s), now)
-        case signals.FirstStep(step=step):
-            attempt_progress.record_committed_step(state, signal.attempt, step, now)
-        case signals.WorkerDone(step=step):
-            attempt_progress.record_done(state, member, signal.attempt, step, now)
+        case signals.FirstStep() as first:
+            attempt_progress.record_first_step(state, signal.attempt, first, now)
+        case signals.WorkerDone() as done:
+            return attempt_progress.record_done(state, member, signal.attempt, done, now)
         case signals.WorkerLeft(step=step):
             return attempt_progress.record_left(state, member, signal.attempt, step, now)
         case signals.PartnerLost(partner=partner):

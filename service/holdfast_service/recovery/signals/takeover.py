@@ -214,7 +214,8 @@ def _complete_world(state: CoreState) -> dict[int, tuple[str, WorkerReport]] | N
                 continue
             if worker.rank in active or state.roster.is_dead(worker.worker):
                 return None
-            stopped = worker.state is WorkerState.DONE and worker.step < state.config.steps
+            stopped = worker.state is WorkerState.DONE and worker.early is None
+            stopped &= worker.step < state.ending.end_step
             if stopped and state.ending.stop is None and not state.config.runs_program:
                 return None  # it stopped for a pause that was undone meanwhile
             assert worker.rank is not None
@@ -257,6 +258,7 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         )
         if members[rank].done:
             state.ending.record_final_step(worker.step)
+            attempt_progress.record_early_end(state, worker.step, worker.early)
     world = AttemptWorld(
         attempt,
         state.worlds.shape_of(attempt),
@@ -272,6 +274,8 @@ def _adopt(state: CoreState, active: dict[int, tuple[str, WorkerReport]], now: f
         state.enter(Stage.RUNNING, now, None)
         hang_suspicion.inspect_soon(state, now)
     else:
+        if any(worker.evaluates_first for _, worker in active.values()):
+            world.record_computed(now)
         state.set_phase(Phase.RECOVERING if state.incidents.current else Phase.STARTING)
         state.enter(Stage.FORMING, now, world.forming_s(state.config))
     # The step of a worker that is still joining belongs to the attempt before.

@@ -193,7 +193,7 @@ def _needs_no_further_attempt(state: CoreState) -> bool:
     already restored the last step and reported the digest of its state."""
     last = state.worlds.last
     return state.ending.stop is not None or (
-        last is not None and last.restored_step >= state.config.steps
+        last is not None and last.restored_step >= state.ending.end_step
     )
 
 
@@ -292,6 +292,7 @@ def _form_world(
         state.request(Form(order_agent, order, by_agent[order_agent].incarnation))
     state.worlds.begin(world, state.roster)
     state.ending.keep()
+    state.ending.begin_after(world.restored_step)
     state.mesh_change.drop()
     state.timer.end_wait()
     state.progress.start_attempt(world.attempt, world.restored_step)

@@ -16,16 +16,18 @@ from holdfast_service.job_model.events.attempts import (
     ProgramAttachedEvent,
     ProgramResumedEvent,
 )
+from holdfast_service.job_model.events.progress import EndsEarlyEvent
 from holdfast_service.job_model.lifecycle import Phase
-from holdfast_service.policy.causes import Fault
+from holdfast_service.policy.causes import Cause, Fault
 from holdfast_service.recovery.core_state.stage_timer import Stage
 from holdfast_service.recovery.core_state.state import CoreState
 from holdfast_service.recovery.core_state.worlds import AttemptWorld, Member
 from holdfast_service.recovery.upkeep import remote_tier, resizing
 from holdfast_service.recovery.upkeep.partners import emit_protection
 from holdfast_service.recovery.world import outcome
+from holdfast_workers.protocol.findings import EarlyStop
 from holdfast_workers.protocol.messages import StepRow, Tier
-from holdfast_workers.protocol.signals import ProgramAttached
+from holdfast_workers.protocol.signals import FirstStep, ProgramAttached, WorkerDone
 
 
 def record_joined(
@@ -67,6 +69,21 @@ def record_committed_step(state: CoreState, attempt: int, step: int, now: float)
         return
     world.record_first_step(step)
     advance(state, now)
+
+
+def record_first_step(state: CoreState, attempt: int, first: FirstStep, now: float) -> None:
+    """Record that the attempt has computed its first step, which may be evaluated before it is
+    committed.
+
+    Then `first_step_s` is over, and hangs are found by learned limits. But nothing is won until the
+    step is committed: a fault in the evaluation belongs to the same incident, and uses the same
+    budgets."""
+    world = state.worlds.present
+    if first.committed:
+        record_committed_step(state, attempt, first.step, now)
+    elif world is not None and attempt == world.attempt:
+        world.record_computed(now)
+        advance(state, now)
 
 
 def record_rows(state: CoreState, rows: Sequence[StepRow], now: float) -> None:
@@ -122,13 +139,36 @@ def record_reached_step(state: CoreState, attempt: int, step: int, now: float) -
         state.progress.record_step(attempt, step)
 
 
-def record_done(state: CoreState, member: Member, attempt: int, step: int, now: float) -> None:
-    """Record that a rank of the present world is done: `step` was its last one."""
+def record_done(
+    state: CoreState, member: Member, attempt: int, done: WorkerDone, now: float
+) -> tuple[Fault, ...]:
+    """Record that a rank of the present world is done: `done.step` was its last one."""
+    step = done.step
     member.record_done(step)
     state.ending.record_final_step(step)
     if step or not state.config.runs_program:
         state.progress.record_step(attempt, step)
+    is_news = record_early_end(state, step, done.early)
+    if is_news and state.saves.has_given_up(attempt, step):  # as if it were any step's
+        what = f"the checkpoint of step {step}, the job's last one, could not be saved"
+        fault = Fault(
+            Cause.CHECKPOINT_FAILED, attempt=attempt, at=now, what=what, step=step, certain=False
+        )
+        return (fault,)
     advance(state, now)
+    return ()
+
+
+def record_early_end(state: CoreState, step: int, early: EarlyStop | None) -> bool:
+    """Record that the ranks have ended training after `step`, before the job's last. False if they
+    have not, or if it was known."""
+    if early is None:
+        return False
+    event = EndsEarlyEvent(step=step, reason=early.reason)
+    is_news = state.ending.end_early(event)
+    if is_news:
+        state.emit(event)
+    return is_news
 
 
 def record_left(
@@ -169,13 +209,16 @@ def advance(state: CoreState, now: float) -> None:
         if state.config.runs_program:
             limit_s = state.config.program_progress_s if state.progress.reports_steps else None
             state.enter(Stage.RUNNING, now, limit_s)
+    has_joined = world.joined_at is not None
+    if state.timer.stage is Stage.FORMING and has_joined and world.evaluates_first:
+        state.enter(Stage.RUNNING, now, None)
     if state.timer.stage in (Stage.FORMING, Stage.RUNNING) and not world.is_running:
         awaits_step = not state.config.runs_program or state.progress.reports_steps
         is_over = all(member.done for member in members)
         has_begun = (
             world.first_step is not None or not awaits_step or is_over or _is_late(state, now)
         )
-        if world.joined_at is not None and has_begun:
+        if has_joined and has_begun:
             _start_running(state, world, now)
     ends = all if state.config.runs_program else any  # a program's last rank may save for long
     if state.timer.stage is Stage.RUNNING and ends(member.done for member in members):
@@ -232,6 +275,8 @@ def _record_all_joined(state: CoreState, world: AttemptWorld, now: float) -> Non
 
 def _start_running(state: CoreState, world: AttemptWorld, now: float) -> None:
     """The attempt commits steps, or runs a program that reports none: close the incident."""
+    # The evaluation of the first step is no part of the recovery.
+    recovered_at = max(world.computed_at or now, world.joined_at or now)
     world.record_running()
     first = world.first_step if world.first_step is not None else world.restored_step
     is_known = world.first_step is not None or not state.config.runs_program
@@ -248,7 +293,7 @@ def _start_running(state: CoreState, world: AttemptWorld, now: float) -> None:
     state.fencing.pardon_all()
     if is_known:
         state.progress.continue_from(world.attempt, max(first, world.restored_step))
-    closed = state.close_incident(now, _resolution(state, world))
+    closed = state.close_incident(recovered_at, _resolution(state, world))
     if closed is not None and closed.tiers:
         state.intervals.count_restore(closed.tiers.values())
     state.set_phase(Phase.RUNNING)

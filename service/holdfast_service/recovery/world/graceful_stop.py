@@ -35,8 +35,11 @@ def handle_stop_request(state: CoreState, event: StopRequested, now: float) -> N
 
 
 def begin_stop(state: CoreState, now: float) -> None:
-    """Order the running world to commit its last step."""
+    """Order the running world to commit its last step, once it has committed one."""
     assert state.ending.stop is not None
+    world = state.worlds.present
+    if world is not None and world.evaluates_first:
+        return
     state.set_phase(Phase.FINISHING)
     state.enter(Stage.FINISHING, now, max(0.0, state.ending.stop.deadline - now))
     _request_finish(state)
@@ -97,7 +100,7 @@ def _undo_pause(state: CoreState, now: float, why: str) -> None:
     step = state.progress.committed
     state.emit(StopUndoneEvent(wanted=stop.kind, reason=reason, step=step))
     state.ending.undo()
-    if state.timer.stage is Stage.FINISHING and state.ending.final_step == state.config.steps:
+    if state.timer.stage is Stage.FINISHING and state.ending.final_step == state.ending.end_step:
         state.enter(
             Stage.FINISHING, now, state.config.spec.timeouts.finish_s
         )  # this was the last step anyway

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast_service.job_model.events.attempts import AttemptEndedEvent
 from holdfast_service.job_model.events.progress import EndedEvent
-from holdfast_service.job_model.lifecycle import Phase, StopKind
+from holdfast_service.job_model.lifecycle import STOPPED_EARLY, Phase, StopKind
 from holdfast_service.placement.restore_points import RemoteCheckpoint
 from holdfast_service.recovery.core_state.effects import End
 from holdfast_service.recovery.core_state.stage_timer import WITH_WORLD, Stage
@@ -56,18 +56,21 @@ def conclude(state: CoreState, now: float) -> None:
     if state.config.runs_program:
         _conclude_program(state, now)
         return
-    steps = state.config.steps
-    if state.ending.last_step < steps:
+    step, early = state.ending.end_step, state.ending.early
+    if state.ending.last_step < step:
         end_as_stopped(state, now, state.saves.newest(state.progress.line), "")
         return
+    code, done = "succeeded", f"all {step} steps are done"
+    if early is not None:
+        code, done = STOPPED_EARLY, f"stopped early at step {step}: {early.reason},"
     end_job(
         state,
         now,
         outcome="SUCCEEDED",
-        code="succeeded",
-        message=f"all {steps} steps are done and the last checkpoint is durable",
-        step=steps,
-        durable_step=steps,
+        code=code,
+        message=f"{done} and the last checkpoint is durable",
+        step=step,
+        durable_step=step,
     )
 
 

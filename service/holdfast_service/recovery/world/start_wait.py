@@ -27,7 +27,9 @@ def start_wait(state: CoreState) -> StartWait | None:
         case Stage.FORMING if world is not None:
             return StartWait(_ranks(world), world.joined_at or timer.since, timer.deadline)
         case Stage.RUNNING if world is not None and not world.is_running:
-            return StartWait(_first_step(state), world.joined_at or timer.since, timer.deadline)
+            return StartWait(
+                _first_step(state, world), world.joined_at or timer.since, timer.deadline
+            )
     return None
 
 
@@ -49,8 +51,10 @@ def _ranks(world: AttemptWorld) -> str:
     return f"{format_ranks(absent)} to join" if absent else "the first step"
 
 
-def _first_step(state: CoreState) -> str:
+def _first_step(state: CoreState, world: AttemptWorld) -> str:
     """A program's agents watch it for silence; no other limit ends its attempt before a step."""
+    if world.evaluates_first:
+        return "the evaluation of the first step, which is committed after it"
     silence_s, limit_s = state.config.spec.program.silence_s, state.config.program_progress_s
     return (
         f"the first step of its program (it counts as started after {limit_s:g} s without one); "

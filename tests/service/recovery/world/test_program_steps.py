@@ -16,7 +16,7 @@ from holdfast_service.recovery.faults import rank_failures
 from holdfast_service.recovery.nodes import situation
 from holdfast_service.recovery.world import attempt_progress, outcome
 from holdfast_workers.protocol.messages import UNKNOWN_STEP, ErrorKind, ErrorReport
-from holdfast_workers.protocol.signals import Signal, WorkerExited, WorkerFailed
+from holdfast_workers.protocol.signals import Signal, WorkerDone, WorkerExited, WorkerFailed
 from holdfast_workers.spec import TrainingSpec
 
 
@@ -31,7 +31,7 @@ def ended_at(state: CoreState) -> int | None:
     world = state.worlds.present
     assert world is not None
     for member in world.members.values():
-        attempt_progress.record_done(state, member, world.attempt, 0, NOW)
+        attempt_progress.record_done(state, member, world.attempt, WorkerDone(0), NOW)
     if state.worlds.present is not None:
         outcome.conclude(state, NOW)
     (end,) = (
