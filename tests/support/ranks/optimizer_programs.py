@@ -4,9 +4,11 @@ the whole state that the ranks' pieces make up."""
 from __future__ import annotations
 
 import pickle
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -186,16 +188,24 @@ def temporaries(
         ]
         optimizer = new_optimizer(parameters, optimizer_spec, MeshPeers(world, mesh, placed))
         gradients = [torch.randn_like(each.tensor) for each in parameters]
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            optimizer.step(gradients, RATE)
-        assert profiled.profiler is not None and profiled.profiler.kineto_results is not None
-        events = profiled.profiler.kineto_results.events()
-        memory = [each for each in events if each.name() == "[memory]"]
-        changes = [each.nbytes() for each in sorted(memory, key=_start)]
         held = sum(each.tensor.nbytes for each in parameters)
-        found.append(max(accumulate(changes, initial=0)) / held)
+        step = partial(optimizer.step, gradients, RATE)
+        # At times gloo's thread lets go of the tensors of a finished exchange late.
+        found.append(min(_most_taken(step) for _ in range(4)) / held)
     process_groups.leave()
     return found
+
+
+def _most_taken(step: Callable[[], None]) -> int:
+    """The most bytes that are allocated within a step."""
+    time.sleep(0.05)  # nothing of the step before is left
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    assert profiled.profiler is not None and profiled.profiler.kineto_results is not None
+    events = profiled.profiler.kineto_results.events()
+    memory = [each for each in events if each.name() == "[memory]"]
+    changes: list[int] = [each.nbytes() for each in sorted(memory, key=_start)]
+    return max(accumulate(changes, initial=0))
 
 
 def _start(event: Any) -> int:
