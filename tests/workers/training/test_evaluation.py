@@ -44,6 +44,10 @@ LENGTH = 32
 FUNCTIONS = "tests.support.ranks.evaluation_functions"
 
 
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def spec_of(
     parallel: Mapping[str, Any],
     every: int = 2,
@@ -247,11 +251,11 @@ def test_a_run_that_may_stop_early_continues_the_state_of_one_that_may_not(cache
     ("parallel", "model"),
     [
         ({"dp_shard": 2}, {}),
-        ({"dp_replicate": 3}, {}),
+        slow({"dp_replicate": 3}, {}),
         ({"cp": 2, "tp": 2}, {}),
         ({"pp": 2, "dp_shard": 2}, {}),
         ({"pp": 2, "tp": 2, "schedule": "interleaved"}, {"layers": 4}),
-        ({"pp": 2, "schedule": "zero_bubble"}, {"layers": 4}),
+        slow({"pp": 2, "schedule": "zero_bubble"}, {"layers": 4}),
     ],
     ids=str,
 )
@@ -275,7 +279,7 @@ def test_a_mesh_has_the_results_of_one_process_and_the_bits_without_evaluation(
 
 @pytest.mark.seconds
 @pytest.mark.parametrize(
-    "parallel", [{"dp_shard": 2}, {"dp_replicate": 2}, {"pp": 2, "tp": 2}], ids=str
+    "parallel", [{"dp_shard": 2}, slow({"dp_replicate": 2}), slow({"pp": 2, "tp": 2})], ids=str
 )
 def test_the_average_is_evaluated_and_training_has_the_bits_without_evaluation(
     worlds: Worlds, parallel: Mapping[str, Any]
@@ -310,7 +314,7 @@ def test_the_average_has_the_loss_of_a_model_with_its_weights(cache: Path) -> No
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("parallel", [{"dp_shard": 2}, {"pp": 2}], ids=str)
+@pytest.mark.parametrize("parallel", [{"dp_shard": 2}, slow({"pp": 2})], ids=str)
 def test_a_rank_that_dies_in_an_evaluation_is_replaced_and_it_is_repeated(
     worlds: Worlds, tmp_path: Path, parallel: Mapping[str, Any]
 ) -> None:
