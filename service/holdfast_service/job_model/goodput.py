@@ -370,6 +370,7 @@ class History:
     def __init__(self, runs: Sequence[AttemptRun], *, is_program: bool = False) -> None:
         self._is_program = is_program
         self._runs = sorted(runs, key=lambda run: run.attempt)
+        self._begins = {run.attempt: run.restored_step + 1 for run in self._runs}
         self._floors: dict[int, int] = {}
         lowest: int | None = None
         for run in reversed(self._runs):
@@ -388,8 +389,7 @@ class History:
 
     def begins_with(self, attempt: int, first: int) -> bool:
         """Whether `first` is known to be the first step that the attempt computed."""
-        begins = {run.attempt: run.restored_step + 1 for run in self._runs}
-        return not self._is_program and first <= begins.get(attempt, first)
+        return not self._is_program and first <= self._begins.get(attempt, first)
 
     def has_one_fate(self, attempt: int, first: int, last: int) -> bool:
         """Whether all steps from `first` to `last` of an attempt were kept, or were discarded by

@@ -52,7 +52,7 @@ class Evaluation:
     def subject(self) -> int:
         """What is evaluated; see `subject_of`."""
         samples = self._samples
-        return subject_of(self._spec, samples.fingerprint, samples.targets)
+        return subject_of(self._spec, samples.fingerprint, samples.samples)
 
     def drop(self) -> None:
         """Discard what was read and added up."""

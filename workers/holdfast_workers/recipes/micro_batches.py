@@ -70,20 +70,25 @@ def read_window(
     start = share.window * train.global_batch
     samples = task.samples_at(np.arange(start, start + train.global_batch, dtype=np.int64))
     targets_of_step = task.targets_of(samples)
-    index, ranks = data_index(share.world), data_parallel(share.world)
+    for positions in dealt(share.window, train, share.world):
+        read = samples[positions - start]
+        batch = task.batch(read) if len(read) else task.stand_in()
+        digest = samples_digest(positions, read)
+        yield placed(batch, own, share.world, len(read), digest, targets_of_step)
+
+
+def dealt(window: int, train: TrainSpec, world: World) -> Iterator[Indices]:
+    """The positions of a rank's micro-batches of a window, in their order."""
+    index, ranks = data_index(world), data_parallel(world)
     for number in range(passes(train.global_batch, train.micro_batch, ranks)):
-        positions = micro_batch_positions(
-            share.window,
+        yield micro_batch_positions(
+            window,
             number,
             data_index=index,
             data_parallel=ranks,
             micro_batch=train.micro_batch,
             global_batch=train.global_batch,
         )
-        read = samples[positions - start]
-        batch = task.batch(read) if len(read) else task.stand_in()
-        digest = samples_digest(positions, read)
-        yield placed(batch, own, share.world, len(read), digest, targets_of_step)
 
 
 def placed(

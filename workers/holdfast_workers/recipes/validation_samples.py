@@ -18,13 +18,12 @@ from torch import Tensor
 
 from holdfast_workers.data.sample_order import (
     Indices,
-    micro_batch_positions,
     passes,
     samples_digest,
 )
 from holdfast_workers.data.token_corpus import COLLECTIVE_SHARE, IGNORED, TokenCorpus, Waiting
-from holdfast_workers.parallelize.mesh import data_index, data_parallel
-from holdfast_workers.recipes.micro_batches import MicroBatch, placed
+from holdfast_workers.parallelize.mesh import data_parallel
+from holdfast_workers.recipes.micro_batches import MicroBatch, dealt, placed
 from holdfast_workers.spec import TrainingSpec, TrainSpec
 from holdfast_workers.training.recipe import World
 
@@ -84,18 +83,9 @@ class ValidationSamples:
         start = share.batch * train.global_batch
         end = min(start + train.global_batch, self.samples)
         samples = self._corpus.samples_at(np.arange(start, end, dtype=np.int64))
-        index, ranks = data_index(share.world), data_parallel(share.world)
         targets_of_batch = self._corpus.targets_of(samples)
-        for number in range(passes(train.global_batch, train.micro_batch, ranks)):
-            dealt = micro_batch_positions(
-                share.batch,
-                number,
-                data_index=index,
-                data_parallel=ranks,
-                micro_batch=train.micro_batch,
-                global_batch=train.global_batch,
-            )
-            positions = dealt[dealt < end]
+        for of_window in dealt(share.batch, train, share.world):
+            positions = of_window[of_window < end]
             read = samples[positions - start]
             digest = samples_digest(positions, read)
             batch = self._rows(read, train.micro_batch)

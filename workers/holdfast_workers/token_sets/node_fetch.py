@@ -238,10 +238,10 @@ class _NodeFetch:
         if not (most := spec.evaluate.most_samples(spec.train.global_batch)):
             return KeptShards()
         validation = ValidationSets.of(spec.data, lambda each: self._sets[each.digest])
-        length = spec.model.sequence_length
-        for prepared, shard in validation.read(most, length):
+        read = validation.read(most, spec.model.sequence_length)
+        for prepared, shard in read:
             self._add(prepared, [shard])
-        return validation.kept(most, length)
+        return KeptShards([shard for _, shard in read], validation.manifests)
 
     def _add(self, prepared: PreparedSpec, shards: Iterable[ShardFacts]) -> None:
         for shard in shards:

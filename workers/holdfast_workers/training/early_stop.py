@@ -67,11 +67,11 @@ class EvaluationMemory:
         self._values.copy_(torch.tensor(values, dtype=torch.float64))
 
 
-def subject_of(spec: EvaluateSpec, documents: str, targets: int) -> int:
+def subject_of(spec: EvaluateSpec, documents: str, samples: int) -> int:
     """Digest, of 52 bits, of what the values of `stop.metric` depend on besides the state:
-    `documents`, their fingerprint, and the number of targets."""
+    `documents`, their fingerprint, and the number of samples that are read."""
     metric = None if spec.stop is None else spec.stop.metric
-    named = f"{metric} {spec.weights} {documents} {targets}"
+    named = f"{metric} {spec.weights} {documents} {samples}"
     return xxhash.xxh3_64_intdigest(named.encode()) >> 12
 
 
