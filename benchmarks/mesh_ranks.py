@@ -83,6 +83,7 @@ def _stock(cache_dir: Path, world: World, spec: TrainingSpec) -> Callable[[], No
     task = LanguageTask(spec, cache_dir)
     mesh = init_device_mesh("cpu", tuple(world.mesh.values()), mesh_dim_names=tuple(world.mesh))
     model = task.new_model().to_empty(device="cpu")
+    assert isinstance(model, Llama)
     with torch.no_grad():
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.02)

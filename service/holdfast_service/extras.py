@@ -24,6 +24,7 @@ class Extra(StrEnum):
     TENSORBOARD = "tensorboard"
     RAY_METRICS = "ray-metrics"
     TELEMETRY = "telemetry"
+    TRANSFORMERS = "transformers"
     ALL = "all"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast_service.cluster.node_tasks import task_on
 from holdfast_service.cluster.preparation_tasks import TaskEnd, carried_out
 from holdfast_service.cluster.runtime_env import with_code
+from holdfast_service.job_model.preparation import WeightsRequest
 from holdfast_workers.checkpoint.open_storage import open_storage
 from holdfast_workers.checkpoint.storage import write_small
 from holdfast_workers.protocol.processes import StorageOptions
@@ -24,9 +25,9 @@ from holdfast_workers.published.weight_set import (
 )
 
 
-def begin_folder(node: str, folder: str) -> Any:
+def begin_folder(node: str, request: WeightsRequest) -> Any:
     """The reference of the end of a task with a `PublishedFolder`."""
-    return task_on(node, _read_published, with_code(None)).remote(folder)
+    return task_on(node, _read_published, with_code(None)).remote(request)
 
 
 def begin_digest(node: str, folder: str, name: str) -> Any:
@@ -35,11 +36,11 @@ def begin_digest(node: str, folder: str, name: str) -> Any:
 
 
 def begin_publication(
-    node: str, folder: str, weights: WeightSet, uri: str, store: StorageOptions
+    node: str, request: WeightsRequest, weights: WeightSet, uri: str, store: StorageOptions
 ) -> Any:
     """The reference of the end of a task with True: the small files are at `uri`, and then the
     manifest."""
-    return task_on(node, _publish_weights, with_code(None)).remote(folder, weights, uri, store)
+    return task_on(node, _publish_weights, with_code(None)).remote(request, weights, uri, store)
 
 
 def weight_set(
@@ -50,20 +51,22 @@ def weight_set(
     return WeightSet(found.document, tuple(files), tensors, tuple(others))
 
 
-def _read_published(folder: str) -> TaskEnd:
-    return carried_out(lambda: read_folder(Path(folder)))
+def _read_published(request: WeightsRequest) -> TaskEnd:
+    return carried_out(lambda: _read(request))
 
 
 def _digest_weights(folder: str, name: str) -> TaskEnd:
     return carried_out(lambda: digest_file(Path(folder, name), _no_progress))
 
 
-def _publish_weights(folder: str, weights: WeightSet, uri: str, store: StorageOptions) -> TaskEnd:
-    path = Path(folder)
+def _publish_weights(
+    request: WeightsRequest, weights: WeightSet, uri: str, store: StorageOptions
+) -> TaskEnd:
+    path = Path(request.folder)
 
     def publish() -> bool:
         # The headers were read before the digests were made.
-        if weight_set(read_folder(path), weights.files, weights.others) != weights:
+        if weight_set(_read(request), weights.files, weights.others) != weights:
             raise _changed(path)
         storage = open_storage(uri, store)
         for file in weights.others:
@@ -75,6 +78,10 @@ def _publish_weights(folder: str, weights: WeightSet, uri: str, store: StorageOp
         return True
 
     return carried_out(publish)
+
+
+def _read(request: WeightsRequest) -> PublishedFolder:
+    return read_folder(Path(request.folder), request.family, request.dtype)
 
 
 def _changed(path: Path) -> UnfitWeights:

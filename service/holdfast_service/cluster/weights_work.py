@@ -41,9 +41,8 @@ class WeightsWork(PreparationWork[WeightsProgress]):
         return self._with_silence("read")
 
     def _prepare(self) -> None:
-        folder = self._request.folder
         found: PublishedFolder = self._carry_out_one(
-            lambda node: begin_folder(node, folder), "read its configuration"
+            lambda node: begin_folder(node, self._request), "read its configuration"
         )
         total = sum(size for _, size in found.files)
         self._note(total_bytes=total, done_bytes=0, family=found.config.family)
@@ -61,9 +60,10 @@ class WeightsWork(PreparationWork[WeightsProgress]):
             nbytes=sum(file.nbytes for file in made.files),
             dtype=found.dtype,
             positions=found.config.positions,
+            config=dict(found.document) if self._request.family == "transformers" else None,
         )
         self._carry_out_one(
-            lambda node: begin_publication(node, folder, made, published.uri, self._store),
+            lambda node: begin_publication(node, self._request, made, published.uri, self._store),
             "wrote its manifest",
         )
         self._note(waits="", fields=dict(found.config.fields), published=published)

@@ -107,8 +107,8 @@ def mismatches(spec: JobSpec, saved: SavedCheckpoint, part: InitPart) -> list[st
 def _shape_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
     if spec.recipe != "pretrain" or spec.has_own_model:
         return []  # the parameters are known only to the user's recipe
-    if not spec.model.has_sizes:
-        return []  # looked at again once they are known
+    if not spec.model.has_sizes or spec.model.family == "transformers":
+        return []  # looked at again once they are known, or by the ranks
     ours, theirs = spec.vocabulary, _vocabulary(spec, saved)
     found = []
     if ours is not None and theirs not in (None, ours):
@@ -180,6 +180,9 @@ def _run_mismatches(spec: JobSpec, saved: SavedCheckpoint) -> list[str]:
         for name in OF_PUBLISHED:
             theirs, ours = (getattr(model, name) for model in models)
             pairs[f"model.{name}"] = theirs, ours
+        theirs, ours = (model.published.config or {} for model in models if model.published)
+        for key in [key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key)][:1]:
+            pairs[f"{key} of the model's config.json"] = theirs.get(key), ours.get(key)
     found += [
         f"{name} is {_shown(theirs)} in the checkpoint, {_shown(ours)} in this spec: make it the "
         "same, or set `what: model`"

@@ -165,20 +165,16 @@ def group_faults(training: TrainingSpec) -> list[SpecFault]:
     if not groups or not is_known or _lacks_sizes(training.model):
         return []
     names = list(shapes_of(training))
-    found: set[int] = set()
-    for name in names:
-        found.add(id(training.train.optimizer.group_of(name)))
-        if found.issuperset(map(id, groups)):
-            return []
+    optimizer = training.train.optimizer
+    unused = {id(group) for group in optimizer.groups_without(names)}
     return [
         SpecFault(
             path=f"train.optimizer.groups.{index}.match",
-            message=f"no parameter belongs to the group {group.match!r}: names are such as "
-            f"{names[0]} and {names[-1]}, and a parameter belongs to the first group that matches",
+            message=optimizer.describe_unused(group, names),
             beside=("model", "train.optimizer.groups"),
         )
         for index, group in enumerate(groups)
-        if id(group) not in found
+        if id(group) in unused
     ]
 
 
@@ -193,7 +189,10 @@ def _moments(train: TrainSpec) -> tuple[int, int]:
 
 
 def _lacks_sizes(model: ModelSpec) -> bool:
-    """Whether the sizes are not known yet, or the spec is refused for what it says of images."""
+    """Whether the sizes are not known yet, or only to a library, or the spec is refused for what
+    it says of images."""
+    if model.family == "transformers":
+        return True
     if model.family == "llama":
         return not model.has_sizes
     sizes = (model.image_size, model.patch_size, model.classes)

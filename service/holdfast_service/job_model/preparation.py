@@ -20,7 +20,9 @@ from holdfast_workers.byte_sizes import size_of
 from holdfast_workers.checkpoint.storage import joined
 from holdfast_workers.spec import (
     OF_PUBLISHED,
+    ComputeDtype,
     DataSpec,
+    Family,
     ModelSpec,
     PreparedSpec,
     PublishedSpec,
@@ -85,11 +87,14 @@ class WeightsRequest:
     """How the storage of their manifest is reached."""
     root: str
     """URI below which the manifests are."""
+    family: Family = "llama"
+    dtype: ComputeDtype = "float32"
+    """In which the model is computed."""
 
     @property
     def name(self) -> str:
         """Equal for requests that one preparation serves."""
-        parts = (WEIGHTS, self.root, self.folder, self.remote.secret)
+        parts = (WEIGHTS, self.root, self.folder, self.remote.secret, self.family, self.dtype)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -262,9 +267,10 @@ def needs_preparation(data: DataSpec) -> bool:
 def weights_request(spec: TrainingSpec, root: str) -> WeightsRequest | None:
     """Of a resolved spec; None: its model begins with no published weights, or they are read.
     `root`: see `root_of`."""
-    if spec.model.source is None or spec.model.has_sizes:
+    model = spec.model
+    if model.source is None or model.has_sizes:
         return None
-    return WeightsRequest(spec.model.source, spec.checkpoint.remote, root)
+    return WeightsRequest(model.source, spec.checkpoint.remote, root, model.family, model.dtype)
 
 
 def with_weights(model: ModelSpec, progress: WeightsProgress) -> ModelSpec | None:

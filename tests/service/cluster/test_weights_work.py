@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -36,17 +36,22 @@ class Tasks:
     before: Callable[[str], None] = lambda what: None
     """Called before each task, with what it does."""
 
-    def folder(self, node: str, folder: str) -> EndedTask:
-        return self._task("folder", lambda: weights_tasks._read_published(folder))
+    def folder(self, node: str, request: WeightsRequest) -> EndedTask:
+        return self._task("folder", lambda: weights_tasks._read_published(request))
 
     def digest(self, node: str, folder: str, name: str) -> EndedTask:
         return self._task(name, lambda: weights_tasks._digest_weights(folder, name))
 
     def publication(
-        self, node: str, folder: str, weights: WeightSet, uri: str, store: StorageOptions
+        self,
+        node: str,
+        request: WeightsRequest,
+        weights: WeightSet,
+        uri: str,
+        store: StorageOptions,
     ) -> EndedTask:
         def publish() -> TaskEnd:
-            return weights_tasks._publish_weights(folder, weights, uri, store)
+            return weights_tasks._publish_weights(request, weights, uri, store)
 
         return self._task("publication", publish)
 
@@ -122,6 +127,26 @@ def test_a_folder_is_read_and_its_manifest_written_last(tasks: Tasks, tmp_path: 
     assert elsewhere.published == published, "the digest is of the content alone"
 
 
+def test_a_model_of_the_library_is_tried_and_its_configuration_kept(
+    tasks: Tasks, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "model")
+    request = replace(request_for(folder), family="transformers")
+    work = WeightsWork(request, None, TaskSlots())
+    assert work.run()
+    found = work.progress()
+    assert found.error == "" and found.published is not None
+    assert found.published.config == CONFIG
+    assert (found.family, found.fields) == ("qwen2", {"vocabulary": 320})
+    unfit = {**CONFIG, "auto_map": {"AutoModel": "code.py"}}
+    (folder / "config.json").write_text(json.dumps(unfit))
+    work = WeightsWork(request, None, TaskSlots())
+    assert work.run()
+    assert work.progress().refusal == (
+        f"{folder / 'config.json'}: it names code of its own, which is never run"
+    )
+
+
 def test_tasks_that_die_or_fail_for_a_while_are_repeated(tasks: Tasks, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model")
     tasks.ends = [TaskEnd(died="WorkerCrashedError"), TaskEnd(later="the disk is away")] * 2
@@ -135,7 +160,7 @@ def test_a_file_that_takes_its_process_with_it_each_time_is_refused(
     tasks: Tasks, tmp_path: Path
 ) -> None:
     folder = write_folder(tmp_path / "model")
-    well = weights_tasks._read_published(str(folder))
+    well = weights_tasks._read_published(WeightsRequest(str(folder), RemoteTierSpec(), ""))
     tasks.ends = [well, *[TaskEnd(died="OutOfMemoryError")] * MOST_DEATHS]
     assert outcome(folder).refusal == (
         f"{folder}: the process that read {SINGLE} ended 5 times (OutOfMemoryError): give the "

@@ -196,7 +196,14 @@ def test_the_model_counts_the_moments_of_each_optimizer(name: OptimizerName) -> 
     assert found is not None
     need = found.of({"dp_shard": 1, "tp": 1}, 4)
     parameters = [
-        local_parameter(parameter, torch.zeros(shape), shape, {}, train.optimizer)
+        local_parameter(
+            parameter,
+            torch.zeros(shape),
+            shape,
+            {},
+            train.optimizer,
+            in_block=parameter.startswith("blocks."),
+        )
         for parameter, shape in model_memory.shapes_of(training).items()
     ]
     moments = new_optimizer(parameters, train.optimizer, NoPeers()).moments

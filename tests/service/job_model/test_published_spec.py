@@ -282,3 +282,73 @@ def test_a_checkpoint_of_another_model_gives_its_weights_if_they_fit() -> None:
         "the vocabulary has 400 tokens in the checkpoint, 320 in this spec: use the model of the "
         "checkpoint"
     )
+
+
+LIBRARY: dict[str, Any] = {"from": FOLDER, "family": "transformers"}
+GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 2}
+
+
+def library_spec(config: dict[str, Any] = GPT2, **changes: Any) -> JobSpec:
+    """Of a folder of the family transformers, which is read."""
+    published = PUBLISHED.model_copy(update={"positions": None, "config": config})
+    progress = WeightsProgress(FOLDER, fields={"vocabulary": 320}, published=published)
+    spec = spec_of(model=LIBRARY, **changes)
+    model = with_weights(spec.model, progress)
+    assert model is not None
+    return spec.model_copy(update={"model": model})
+
+
+def test_of_a_library_s_model_the_configuration_is_kept_in_the_spec() -> None:
+    spec = library_spec()
+    assert prepared_faults(spec) == []
+    assert spec.model.published is not None and spec.model.published.config == GPT2
+    assert spec.vocabulary == 320
+    assert parse(spec.model_dump(mode="json"), None) == spec
+    assert spec.mesh_limits.memory is None
+    request = weights_request(spec_of(model={**LIBRARY, "dtype": "bfloat16"}), "/store")
+    assert request is not None
+    assert (request.family, request.dtype) == ("transformers", "bfloat16")
+    other = weights_request(spec_of(model=LIBRARY), "/store")
+    assert other is not None and other.name != request.name
+
+
+def test_a_library_s_configuration_that_is_not_that_of_the_folder_is_refused() -> None:
+    document = library_spec().model_dump(mode="json")
+    for config in ({**GPT2, "n_layer": 3}, None):
+        document["model"]["published"]["config"] = config
+        with pytest.raises(InvalidSpec) as refused:
+            parse(document, None)
+        assert "model.published" in {fault["path"] for fault in refused.value.faults}
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"parallel": {"tp": 2}}, "parallel.tp"),
+        ({"parallel": {"cp": 2, "dp_shard": 2}}, "parallel.cp"),
+        ({"model": {**LIBRARY, "dim": 64}}, "model.dim"),
+        ({"model": {**LIBRARY, "compile": True}}, "model.compile"),
+        ({"model": {"family": "transformers"}}, "model.from"),
+    ],
+    ids=str,
+)
+def test_what_a_library_s_model_cannot_have_is_refused_at_once(
+    change: dict[str, Any], path: str
+) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        spec_of(**{"model": LIBRARY, **change})
+    assert path in {fault["path"] for fault in refused.value.faults}
+
+
+def test_a_library_s_model_continues_from_one_with_the_same_configuration() -> None:
+    before = library_spec(train={"steps": 60}).training().model_dump(mode="json")
+    saved = SavedCheckpoint(5, {"transformer.wte.weight": (320, 64)}, before)
+    changes: dict[str, Any] = {"init_from": "a/5", "train": {"steps": 60}}
+    same, other = (library_spec(each, **changes) for each in (GPT2, {**GPT2, "n_head": 3}))
+    assert part_to_load(same, saved) is InitPart.EVERYTHING
+    assert mismatches(same, saved, InitPart.EVERYTHING) == []
+    assert mismatches(other, saved, InitPart.MODEL) == []
+    assert mismatches(other, saved, InitPart.EVERYTHING) == [
+        "n_head of the model's config.json is None in the checkpoint, 3 in this spec: make it the "
+        "same, or set `what: model`"
+    ]

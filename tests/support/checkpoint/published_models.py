@@ -14,8 +14,14 @@ from holdfast_workers.checkpoint.local_files import LocalStorage
 from holdfast_workers.checkpoint.storage import write_small
 from holdfast_workers.published.folder import published_shapes, read_folder
 from holdfast_workers.published.model_config import read_config
-from holdfast_workers.published.weight_set import CHUNK_BYTES, MANIFEST, WeightSet, digest_file
-from holdfast_workers.spec import ModelSpec, PublishedSpec
+from holdfast_workers.published.weight_set import (
+    CHUNK_BYTES,
+    MANIFEST,
+    OTHERS,
+    WeightSet,
+    digest_file,
+)
+from holdfast_workers.spec import Family, ModelSpec, PublishedSpec
 
 SMALL_CHUNKS = 1 << 10
 TINY: dict[str, Any] = {
@@ -96,8 +102,10 @@ def write_index(folder: Path, weight_map: Mapping[str, Any]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(document))
 
 
-def weight_set_of(folder: Path, chunk_bytes: int = CHUNK_BYTES) -> WeightSet:
-    found = read_folder(folder)
+def weight_set_of(
+    folder: Path, chunk_bytes: int = CHUNK_BYTES, family: Family = "llama"
+) -> WeightSet:
+    found = read_folder(folder, family)
     digests = {
         name: digest_file(folder / name, lambda _: None, chunk_bytes)
         for name in (*(name for name, _ in found.files), *found.others)
@@ -112,11 +120,18 @@ def weight_set_of(folder: Path, chunk_bytes: int = CHUNK_BYTES) -> WeightSet:
 
 
 def prepared_model(
-    folder: Path, store: Path, chunk_bytes: int = SMALL_CHUNKS, **changes: Any
+    folder: Path,
+    store: Path,
+    chunk_bytes: int = SMALL_CHUNKS,
+    family: Family = "llama",
+    **changes: Any,
 ) -> ModelSpec:
     """The section `model` of a job that begins with a folder's weights, as a server prepares it;
-    the manifest is in the store."""
-    found, weights = read_folder(folder), weight_set_of(folder, chunk_bytes)
+    manifest and small files are in the store."""
+    found, weights = read_folder(folder, family), weight_set_of(folder, chunk_bytes, family)
+    for file in weights.others:
+        content = (folder / file.name).read_bytes()
+        write_small(LocalStorage(store), f"{OTHERS}/{file.name}", content)
     write_small(LocalStorage(store), MANIFEST, weights.encode())
     published = PublishedSpec(
         uri=str(store),
@@ -125,8 +140,9 @@ def prepared_model(
         nbytes=sum(nbytes for _, nbytes in found.files),
         dtype=found.dtype,
         positions=found.config.positions,
+        config=dict(found.document) if family == "transformers" else None,
     )
-    fields = {"sequence_length": 32, **found.config.fields, **changes}
+    fields = {"family": family, "sequence_length": 32, **found.config.fields, **changes}
     return ModelSpec.model_validate({"from": str(folder), "published": published, **fields})
 
 

@@ -58,7 +58,7 @@ def _computed(
     own = World(world.rank, world.world_size, spec.parallel.mesh, world.attempt, "cpu")
     recipe = programs.make(cache_dir, spec)
     recipe.build(own)
-    recipe.initialize()
+    programs.begin(recipe)
     built = recipe._require_built()
     for name, box, local in zip(built.names, built.boxes, built.locals, strict=True):
         local.copy_(torch.from_numpy(weights[name])[box.slices()])

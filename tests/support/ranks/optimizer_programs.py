@@ -183,7 +183,14 @@ def temporaries(
     found = []
     for optimizer_spec in optimizers:
         parameters = [
-            local_parameter(name, local_of(each).clone(), shapes[name], sharded, optimizer_spec)
+            local_parameter(
+                name,
+                local_of(each).clone(),
+                shapes[name],
+                sharded,
+                optimizer_spec,
+                in_block=name.startswith("blocks."),
+            )
             for name, each in placed.items()
         ]
         optimizer = new_optimizer(parameters, optimizer_spec, MeshPeers(world, mesh, placed))

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.ranks.rank_programs import join, make
+from tests.support.ranks.rank_programs import begin, join, make
 from tests.support.ranks.rank_worlds import RecordingHooks
 
 from holdfast_workers.parallelize import process_groups
-from holdfast_workers.published.weight_set import MANIFEST
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import TrainingSpec
 from holdfast_workers.training.recipe import World
 from holdfast_workers.training.step_loop import train
-from holdfast_workers.worker.first_weights import initialize_with_weights
 
 _SAMPLE_S = 0.002
 
@@ -31,12 +29,6 @@ class Began:
     pieces: dict[str, tuple[tuple[slice, ...], Any]]
     """Of each parameter: where the rank's piece of it is, and its values."""
     losses: list[float]
-
-
-def begin(recipe: PretrainRecipe) -> None:
-    published = recipe.spec.model.published
-    assert published is not None
-    initialize_with_weights(recipe, Path(published.uri, MANIFEST).read_bytes)
 
 
 def began(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> Began:

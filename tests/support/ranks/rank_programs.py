@@ -25,6 +25,7 @@ from holdfast_workers.parallelize import (
     replicate,
     shard,
 )
+from holdfast_workers.published.weight_set import MANIFEST
 from holdfast_workers.recipes.lookup import resolve
 from holdfast_workers.recipes.pretrain import PretrainRecipe
 from holdfast_workers.spec import TrainingSpec
@@ -32,6 +33,7 @@ from holdfast_workers.state.digest import payload_digest
 from holdfast_workers.training.recipe import GuardTripped, Recipe, World
 from holdfast_workers.training.skipped_windows import Ledger
 from holdfast_workers.training.step_loop import train
+from holdfast_workers.worker.first_weights import initialize_with_weights
 
 LOST = "a-rank-is-lost"
 """Name of a file that tells survivors of a loss that they may not notice."""
@@ -48,6 +50,15 @@ def make(cache_dir: Path, spec: TrainingSpec) -> PretrainRecipe:
     return recipe
 
 
+def begin(recipe: PretrainRecipe) -> None:
+    """Bring the recipe to step 0: with the published weights of its spec, if it has some."""
+    published = recipe.spec.model.published
+    if published is None:
+        recipe.initialize()
+    else:
+        initialize_with_weights(recipe, Path(published.uri, MANIFEST).read_bytes)
+
+
 def join(port: int, world: World) -> None:
     process_groups.join(
         "127.0.0.1", port, world.attempt, world.rank, world.world_size, COLLECTIVE_TIMEOUT_S, "cpu"
@@ -59,7 +70,7 @@ def started(port: int, cache_dir: Path, world: World, spec: TrainingSpec) -> Pre
     join(port, world)
     recipe = make(cache_dir, spec)
     recipe.build(world)
-    recipe.initialize()
+    begin(recipe)
     return recipe
 
 
@@ -89,7 +100,7 @@ def undisturbed(
     recipe = make(cache_dir, spec)
     recipe.guard_memory.set_ledger(Ledger(skipped))
     recipe.build(world)
-    recipe.initialize()
+    begin(recipe)
     hooks = RecordingHooks()
     if folder is not None:
         hooks.on_checkpoint = lambda step, _: save(recipe, folder, world, step)
@@ -218,7 +229,7 @@ def poisoned(
         def poison(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor | None:
             return output * float("nan") if is_due() and world.rank == 1 else None
 
-        recipe.model.norm.register_forward_hook(poison)
+        recipe.model.get_submodule("norm").register_forward_hook(poison)
 
     return _refused_step(port, cache_dir, world, spec, stop, install)
 

@@ -18,7 +18,9 @@ def alone(
 ) -> LocalOptimizer:
     """The optimizer of whole parameters."""
     parameters = [
-        local_parameter(name, tensor, tuple(tensor.shape), {}, spec)
+        local_parameter(
+            name, tensor, tuple(tensor.shape), {}, spec, in_block=name.startswith("blocks.")
+        )
         for name, tensor in zip(names, tensors, strict=False)
     ]
     return new_optimizer(parameters, spec, NoPeers())

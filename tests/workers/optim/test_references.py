@@ -34,7 +34,7 @@ def trained(**fields: Any) -> list[Tensor]:
     spec = OptimizerSpec.model_validate(fields)
     tensors = first_values()
     parameters = [
-        local_parameter(name, tensor, shape, {}, spec)
+        local_parameter(name, tensor, shape, {}, spec, in_block=name.startswith("blocks."))
         for (name, shape), tensor in zip(SHAPES.items(), tensors, strict=True)
     ]
     optimizer = new_optimizer(parameters, spec, NoPeers())

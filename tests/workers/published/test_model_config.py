@@ -196,10 +196,15 @@ def test_a_configuration_sets_every_field_that_the_user_may_not() -> None:
     ("document", "message"),
     [
         ([LLAMA_3], "it is not an object of JSON"),
-        ({}, "model_type is None: the family llama is for llama, mistral, qwen2 and qwen3"),
+        (
+            {},
+            "model_type is None: the family llama is for llama, mistral, qwen2 and qwen3, "
+            "and transformers for others",
+        ),
         (
             {**LLAMA_3, "model_type": "gpt2"},
-            "model_type is 'gpt2': the family llama is for llama, mistral, qwen2 and qwen3",
+            "model_type is 'gpt2': the family llama is for llama, mistral, qwen2 and qwen3, "
+            "and transformers for others",
         ),
         (
             {**LLAMA_3, "architectures": ["LlamaForSequenceClassification"]},

@@ -44,6 +44,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSpec]:
     path.unlink()
 
 
+@pytest.fixture(scope="module")
+def of_library(model: ModelSpec) -> ModelSpec:
+    assert model.source is not None and model.published is not None
+    folder, store = Path(model.source), Path(model.published.uri)
+    return prepared_model(folder, store, CHUNK_BYTES, family="transformers")
+
+
 def _write(path: Path) -> None:
     """Random float32 weights, a megabyte at a time."""
     entries, at = {}, 0
@@ -75,3 +82,11 @@ def test_a_rank_needs_its_share_the_largest_tensor_and_little_more(
         assert rank.share >= 3 * MODEL_BYTES / 4
         assert rank.peak >= 0.9 * rank.share  # or nothing was measured
         assert rank.peak <= rank.share + rank.largest + MARGIN_BYTES
+
+
+@pytest.mark.seconds
+def test_so_does_a_rank_with_a_model_of_the_library(worlds: Worlds, of_library: ModelSpec) -> None:
+    spec = tiny_spec({"dp_shard": 4}).model_copy(update={"model": of_library})
+    for rank in worlds.run(programs.memory, spec):
+        assert rank.share >= 3 * MODEL_BYTES / 4
+        assert 0.9 * rank.share <= rank.peak <= rank.share + rank.largest + MARGIN_BYTES

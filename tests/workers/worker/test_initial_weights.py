@@ -20,7 +20,7 @@ from holdfast_workers.functions.function_recipe import FunctionRecipe
 from holdfast_workers.functions.registry import Registry
 from holdfast_workers.protocol.messages import InitPart, Restore, Tier
 from holdfast_workers.protocol.processes import LoadOrder, LoadOutcome
-from holdfast_workers.spec import TrainingSpec
+from holdfast_workers.spec import ModelSpec, TrainingSpec
 from holdfast_workers.state.layout import StateLayout
 from holdfast_workers.state.rank_state import RankState, ShardBox, StateTensor
 from holdfast_workers.training.recipe import World
@@ -185,6 +185,9 @@ def test_an_export_has_the_weights_of_every_module(
 def test_a_stage_and_a_users_recipe_may_name_a_part_of_the_weights() -> None:
     assert not knows_all_weights(TrainingSpec(function="x:y"), {"pp": 2})
     assert not knows_all_weights(TrainingSpec(recipe="x:Recipe"), ALONE)
+    assert not knows_all_weights(TrainingSpec(), ALONE)
+    library = ModelSpec.model_validate({"family": "transformers", "from": "/models/x"})
+    assert knows_all_weights(TrainingSpec(model=library), ALONE)
 
 
 def test_a_recipe_marks_its_weights_or_names_them() -> None:

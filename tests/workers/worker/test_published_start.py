@@ -14,7 +14,7 @@ from tests.support.checkpoint.published_models import prepared_model, write_fold
 from tests.support.checkpoint.s3_server import CREDENTIALS, S3Server
 from tests.support.nodes.agent_config import agent_config, join_order
 from tests.support.nodes.supervised import small_training, supervised
-from tests.support.ranks.published_programs import begin
+from tests.support.ranks.rank_programs import begin
 from tests.support.ranks.rank_worlds import ALONE, RecordingHooks, tiny_spec
 
 from holdfast_service.job_model.supervisor_protocol import EventKind

@@ -271,7 +271,7 @@ def _tokenizer_metadata(manifest: Manifest) -> dict[str, str]:
     if this version cannot read the stored spec."""
     training = stored_training(manifest)
     brings_code = any(training.get(name) for name in _BROUGHT)
-    is_text = stored_section(training, "model").get("family", "llama") == "llama"
+    is_text = stored_section(training, "model").get("family", "llama") != "vit"
     if training.get("recipe") not in BUILT_IN_RECIPES or brings_code or not is_text:
         return {}
     data = stored_data(training)

@@ -8,6 +8,7 @@ heads from the width of its projections, so the same code runs on a tensor-paral
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +18,24 @@ from torch import Tensor, nn
 from holdfast_workers.spec import ModelSpec
 
 
-class Transformer(nn.Module):
+class BlockModel(nn.Module):
     """Built on the meta device, it allocates nothing until `to_empty`; `reset_tables` then fills
     the tables that are computed rather than learned."""
+
+    blocks: nn.ModuleDict | Mapping[str, nn.Module]
+    """The parts of it that are gathered, and checkpointed, one at a time; by name."""
+
+    def reset_tables(self) -> None:
+        """Compute the model's tables anew. By default a model has none."""
+
+    def constants(self) -> dict[str, Tensor]:
+        """What is saved with the parameters, though no step changes it, by name. By default
+        nothing."""
+        return {}
+
+
+class Transformer(BlockModel):
+    """A model of blocks that follow each other, of which each rank may have some."""
 
     FIRST = ("embedding",)
     """The model's modules before the blocks."""
@@ -45,9 +61,6 @@ class Transformer(nn.Module):
     def leave(self, x: Tensor) -> Tensor:
         """The logits of the last block's output."""
         return self.logits(self.norm(x))
-
-    def reset_tables(self) -> None:
-        """Compute the model's tables anew. By default a model has none."""
 
     def tables(self, length: int | None = None) -> tuple[Tensor, ...]:
         """The tables that each block gets, cut to `length` positions of a text."""

@@ -30,6 +30,8 @@ class LocalParameter:
     lr_scale: float = 1.0
     sharded: Mapping[str, int] = field(default_factory=dict)
     """The mesh axes that divide the parameter, each with the dimension that it divides."""
+    in_block: bool = False
+    """Whether it belongs to a block of the model, and not to what is before or after them."""
 
     @property
     def is_matrix(self) -> bool:

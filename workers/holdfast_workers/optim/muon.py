@@ -24,13 +24,7 @@ from holdfast_workers.optim.adamw import LocalAdamW
 from holdfast_workers.optim.local_optimizer import LocalOptimizer, LocalParameter, ParameterPeers
 from holdfast_workers.spec import OptimizerSpec
 
-BLOCKS_PREFIX = "blocks."
 RMS_OF_ADAMW = 0.2
-
-
-def is_orthogonalized(name: str, whole_shape: Sequence[int]) -> bool:
-    """Whether Muon updates the parameter; otherwise AdamW does."""
-    return name.startswith(BLOCKS_PREFIX) and len(whole_shape) == 2
 
 
 class LocalMuon(LocalOptimizer):
@@ -44,7 +38,7 @@ class LocalMuon(LocalOptimizer):
         assert spec.momentum is not None and spec.nesterov is not None
         super().__init__(parameters)
         self._momentum, self._nesterov, self._peers = spec.momentum, spec.nesterov, peers
-        chosen = [is_orthogonalized(each.name, each.whole_shape) for each in parameters]
+        chosen = [each.in_block and len(each.whole_shape) == 2 for each in parameters]
         rows = [*zip(parameters, chosen, strict=True)]
         self._chosen = chosen
         self._matrices = [each for each, is_chosen in rows if is_chosen]

@@ -21,6 +21,8 @@ def local_parameter(
     whole_shape: tuple[int, ...],
     sharded: Mapping[str, int],
     spec: OptimizerSpec,
+    *,
+    in_block: bool,
 ) -> LocalParameter:
     """A parameter with the decay and the factor on the rate that the spec gives it."""
     group = spec.group_of(name)
@@ -28,7 +30,7 @@ def local_parameter(
     if group is not None and group.weight_decay is not None:
         decay = group.weight_decay
     scale = 1.0 if group is None else group.lr_scale
-    return LocalParameter(name, tensor, whole_shape, decay, scale, sharded)
+    return LocalParameter(name, tensor, whole_shape, decay, scale, sharded, in_block)
 
 
 def new_optimizer(

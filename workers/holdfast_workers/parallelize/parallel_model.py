@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from holdfast_workers.models.llama import Llama
-from holdfast_workers.models.transformer import Transformer
+from holdfast_workers.models.transformer import BlockModel, Transformer
 from holdfast_workers.parallelize.context import apply_context_parallel
 from holdfast_workers.parallelize.mesh import (
     CONTEXT_AXIS,
@@ -60,7 +59,7 @@ def needs_mesh(world: World, spec: ModelSpec) -> bool:
 
 
 def apply_parallelism(
-    model: Transformer,
+    model: BlockModel,
     world: World,
     mesh: DeviceMesh | None,
     spec: TrainingSpec,
@@ -73,6 +72,7 @@ def apply_parallelism(
         assert isinstance(model, Llama)  # no other family has a causal order
         apply_context_parallel(model, mesh[CONTEXT_AXIS], parallel.context_method)
     if mesh is not None and world.size(TENSOR_AXIS) > 1:
+        assert isinstance(model, Transformer)
         if parallel.sequence_parallel:
             apply_sequence_parallel(model, mesh[TENSOR_AXIS])
         else:
@@ -86,6 +86,7 @@ def apply_parallelism(
     if (pp := world.size(PIPELINE_AXIS)) > 1:
         parts = split_stages(pp * parallel.stages_on_a_rank, spec.model.layers, head_in_blocks)
         own = stages_of(parallel, pp, world.coordinate(PIPELINE_AXIS))
+        assert isinstance(model, Transformer)
         keep_stages(model, [parts[index] for index in own], spec.model.tied_embeddings)
     if spec.model.compile:
         for block in model.blocks.values():
@@ -103,7 +104,7 @@ def _is_mixed(spec: ModelSpec) -> bool:
 
 
 def apply_activation_checkpointing(
-    model: Transformer, mode: ActivationCheckpointing, every: int = 1
+    model: BlockModel, mode: ActivationCheckpointing, every: int = 1
 ) -> None:
     """Let each `every`-th block of `model`, from the first one on, compute activations again in the
     backward pass instead of keeping them; in place.
@@ -120,11 +121,11 @@ def apply_activation_checkpointing(
         block.forward = partial(_checkpointed, block.forward, mode == "selective")
 
 
-def _checkpointed(forward: Callable[..., Tensor], selective: bool, *args: Any) -> Tensor:
+def _checkpointed(forward: Callable[..., Any], selective: bool, *args: Any, **kwargs: Any) -> Any:
     options: dict[str, Any] = {}
     if selective:
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    output: Tensor = checkpoint(forward, *args, use_reentrant=False, **options)
+    output: Any = checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
     return output
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from holdfast_workers.models.transformer import Transformer
+from holdfast_workers.models.transformer import BlockModel
 from holdfast_workers.spec import Zero
 
 SMALL_MODEL_BYTES = 64 << 20
@@ -30,7 +30,7 @@ memory."""
 
 
 def apply_fully_shard(
-    model: Transformer, mesh: DeviceMesh, compute_dtype: torch.dtype, zero: Zero | None = None
+    model: BlockModel, mesh: DeviceMesh, compute_dtype: torch.dtype, zero: Zero | None = None
 ) -> None:
     """Shard `model` in place over `mesh`, which is shards or replicas by shards.
 

@@ -29,6 +29,7 @@ from holdfast_workers.checkpoint.narrowing import Narrowing
 from holdfast_workers.models.llama_parameters import hugging_face_name
 from holdfast_workers.published.folder_parts import FolderParts
 from holdfast_workers.published.weight_files import INDEX, SINGLE
+from holdfast_workers.spec import Family
 from holdfast_workers.state.layout import StateLayout, TensorEntry
 
 SHARD_BYTES = 5_000_000_000
@@ -55,7 +56,11 @@ def plan_folder(
     """Raises NotExportable, BadCheckpoint, IncompleteCheckpoint, as :func:`plan_export` does."""
     _, item_bytes = element("a weight", parts.dtype)
     weights = [
-        _Weight(saved, _hugging_face_name(name), item_bytes * math.prod(saved.global_shape))
+        _Weight(
+            saved,
+            _hugging_face_name(name, parts.family),
+            item_bytes * math.prod(saved.global_shape),
+        )
         for name, saved in sorted(exportable_parameters(manifest).items(), key=_in_model_order)
     ]
     for weight in weights:
@@ -163,7 +168,9 @@ def _in_model_order(named: tuple[str, SavedTensor]) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in parts]
 
 
-def _hugging_face_name(name: str) -> str:
+def _hugging_face_name(name: str, family: Family) -> str:
+    if family == "transformers":
+        return own_name(name)
     try:
         return hugging_face_name(own_name(name))
     except KeyError as error:

@@ -7,8 +7,8 @@ head that must be equal to the embedding.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from holdfast_workers.models.llama_parameters import Shape, hugging_face_name, p
 from holdfast_workers.published.model_config import PublishedConfig, UnfitConfig, read_config
 from holdfast_workers.published.shown_values import shown, shown_name
 from holdfast_workers.published.weight_files import (
+    BUFFER,
     CONFIG,
     PublishedTensor,
     UnfitWeights,
+    WantedTensors,
     find_tensors,
     opened,
     paths_refused,
@@ -28,7 +30,7 @@ from holdfast_workers.published.weight_files import (
 )
 from holdfast_workers.published.weight_set import CHUNK_BYTES, read_into
 from holdfast_workers.spec import ModelSpec
-from holdfast_workers.spec.model import OF_PUBLISHED, WeightDtype
+from holdfast_workers.spec.model import OF_PUBLISHED, ComputeDtype, Family, WeightDtype
 
 OTHERS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -39,7 +41,6 @@ OTHERS = (
 _LARGEST_OTHER = 64 << 20
 _DTYPES: Mapping[str, WeightDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_BUFFER = ".rotary_emb.inv_freq"
 _NAMED = 3
 """Names of tensors in a sentence, at most."""
 
@@ -61,26 +62,27 @@ class PublishedFolder:
     """Of all tensors; None: they have several."""
 
 
-def read_folder(folder: Path) -> PublishedFolder:
-    """Raises UnfitConfig and UnfitWeights, with the folder or file at fault, and OSError for an
-    error of reading that may pass."""
+def read_folder(
+    folder: Path, family: Family = "llama", dtype: ComputeDtype = "float32"
+) -> PublishedFolder:
+    """The folder of a model that a family computes in a dtype. Raises UnfitConfig and UnfitWeights,
+    with the folder or file at fault, and OSError for an error of reading that may pass."""
     with paths_refused():
-        return _read(folder)
+        return _read(folder, family, dtype)
 
 
-def _read(folder: Path) -> PublishedFolder:
+def _read(folder: Path, family: Family, dtype: ComputeDtype) -> PublishedFolder:
     names = {path.name for path in folder.iterdir()}
     if CONFIG not in names:
         raise UnfitWeights(f"{folder} has no {CONFIG}: name the folder of a whole model")
     document = read_json(folder / CONFIG)
     try:
-        config = read_config(document)
-        model = model_of(config)
+        config, wanted = _described(document, family, dtype)
     except UnfitConfig as error:
         raise UnfitConfig(f"{folder / CONFIG}: {error}") from error
     found = find_tensors(folder)
     files = sorted({tensor.file for tensor in found.values()})
-    tensors = _wanted(folder, model, found)
+    tensors = _chosen(folder, wanted, found)
     sizes = tuple((name, (folder / name).stat().st_size) for name in files)
     others = tuple(name for name in OTHERS if name in names)
     for name in others:
@@ -88,6 +90,21 @@ def _read(folder: Path) -> PublishedFolder:
             if os.fstat(file.fileno()).st_size > _LARGEST_OTHER:
                 raise UnfitWeights(f"{folder / name} is larger than {_LARGEST_OTHER >> 20} MiB")
     return PublishedFolder(config, document, tensors, sizes, others, dtype_of(tensors.values()))
+
+
+def _described(
+    document: Any, family: Family, dtype: ComputeDtype
+) -> tuple[PublishedConfig, WantedTensors]:
+    """Raises UnfitConfig."""
+    if family == "transformers":
+        # Late import: it needs torch, which a server does without.
+        from holdfast_workers.published.library_config import read_library_config
+
+        return read_library_config(document, dtype)
+    config = read_config(document)
+    model = model_of(config)
+    tied = {_HEAD: _EMBEDDING} if model.tied_embeddings else {}
+    return config, WantedTensors(published_shapes(model), tied, _is_buffer)
 
 
 def model_of(config: PublishedConfig) -> ModelSpec:
@@ -103,6 +120,10 @@ def model_of(config: PublishedConfig) -> ModelSpec:
 def difference(model: ModelSpec, document: Mapping[str, Any]) -> str | None:
     """The first field of a job's model that is not as in the config.json of the published model
     that it began with, and both values; None: all are. Raises UnfitConfig."""
+    if model.family == "transformers":
+        assert model.published is not None
+        same = model.published.config == document
+        return None if same else f"model.published.config is not the {CONFIG} of {model.source}"
     published = model_of(read_config(document))
     for name in OF_PUBLISHED:
         ours, theirs = getattr(model, name), getattr(published, name)
@@ -124,26 +145,45 @@ def published_shapes(model: ModelSpec) -> dict[str, Shape]:
     return {hugging_face_name(name): shape for name, shape in shapes.items()}
 
 
-def _wanted(
-    folder: Path, model: ModelSpec, found: Mapping[str, PublishedTensor]
+def _chosen(
+    folder: Path, wanted: WantedTensors, found: Mapping[str, PublishedTensor]
 ) -> dict[str, PublishedTensor]:
-    shapes = published_shapes(model)
-    if missing := shapes.keys() - found.keys():
-        raise UnfitWeights(f"{folder} lacks {_listed(missing)}, which its {CONFIG} asks for")
-    unknown = {name for name in found.keys() - shapes.keys() if not _is_ignored(name, model)}
+    """The tensors of the model, under its names. Raises UnfitWeights, OSError."""
+    of_model: dict[str, list[PublishedTensor]] = {}
+    unknown = []
+    for name in sorted(found, key=lambda name: (name not in wanted.shapes, name == _HEAD, name)):
+        own = wanted.aliases.get(name, name)
+        if own in wanted.shapes:
+            of_model.setdefault(own, []).append(found[name])
+        elif not wanted.is_ignored(name):
+            unknown.append(name)
+    if missing := wanted.shapes.keys() - of_model.keys():
+        raise UnfitWeights(
+            f"{folder} lacks {_listed(missing)}, which its {CONFIG} asks for{_remedy(unknown)}"
+        )
     if unknown:
         raise UnfitWeights(
             f"{folder} has {_listed(unknown)}, which the model of its {CONFIG} does not have"
         )
-    for name, shape in shapes.items():
-        if found[name].shape != shape:
+    for name, shape in wanted.shapes.items():
+        first, *others = of_model[name]
+        if first.shape != shape:
             raise UnfitWeights(
-                f"{folder / found[name].file}: {name} has the shape {shown(found[name].shape)}, "
-                f"and not {shape} as {CONFIG} says: copy both from the same model"
+                f"{folder / first.file}: {first.name} has the shape {shown(first.shape)}, and not "
+                f"{shape} as {CONFIG} says: copy both from the same model"
             )
-    if model.tied_embeddings and _HEAD in found:
-        _check_tied(folder, found[_HEAD], found[_EMBEDDING])
-    return {name: found[name] for name in shapes}
+        for other in others:
+            _check_tied(folder, other, first)
+    return {name: replace(of_model[name][0], name=name) for name in wanted.shapes}
+
+
+def _remedy(unknown: Sequence[str]) -> str:
+    if not unknown:
+        return ""
+    return (
+        f", and has {_listed(unknown)} beside it: if transformers loads the folder, save it anew "
+        "with save_pretrained(folder, save_original_format=False)"
+    )
 
 
 def _check_tied(folder: Path, head: PublishedTensor, embedding: PublishedTensor) -> None:
@@ -153,8 +193,8 @@ def _check_tied(folder: Path, head: PublishedTensor, embedding: PublishedTensor)
         folder, head, embedding
     ):
         raise UnfitWeights(
-            f"{folder}: tie_word_embeddings is true, and {_HEAD} is not equal to {_EMBEDDING}: set "
-            f"tie_word_embeddings to false in {CONFIG}, or remove {_HEAD}"
+            f"{folder}: tie_word_embeddings is true, and {head.name} is not equal to "
+            f"{embedding.name}: set tie_word_embeddings to false in {CONFIG}, or remove {head.name}"
         )
 
 
@@ -174,9 +214,8 @@ def _are_equal(folder: Path, one: PublishedTensor, other: PublishedTensor) -> bo
     return True
 
 
-def _is_ignored(name: str, model: ModelSpec) -> bool:
-    """Whether a tensor only repeats what the model has anyway; a head's values are compared."""
-    return name.endswith(_BUFFER) or (name == _HEAD and model.tied_embeddings)
+def _is_buffer(name: str) -> bool:
+    return name.endswith(BUFFER)
 
 
 def _listed(names: Iterable[str]) -> str:

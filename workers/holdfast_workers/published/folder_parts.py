@@ -37,7 +37,7 @@ from holdfast_workers.published.weight_set import (
     WeightSet,
     digest_of,
 )
-from holdfast_workers.spec import DataSpec, ModelSpec, PublishedSpec, SpecialRole
+from holdfast_workers.spec import DataSpec, Family, ModelSpec, PublishedSpec, SpecialRole
 from holdfast_workers.spec.model import WeightDtype
 from holdfast_workers.spec.train import BYTES
 
@@ -58,13 +58,15 @@ class FolderParts:
     """All files but those of the weights, by name."""
     dtype: WeightDtype
     """Of the weights."""
+    family: Family = "llama"
+    """Whose names its weights have."""
     note: str = ""
     """What a user has to know of them."""
 
 
 def read_parts(manifest: Manifest, open_storage: OpenStorage) -> FolderParts:
     """The parts for a checkpoint. Raises NotExportable, StorageError."""
-    model, data = _stored_llama(manifest)
+    model, data = _stored_text_model(manifest)
     published = model.published
     config: Mapping[str, Any]
     files: dict[str, bytes]
@@ -87,11 +89,11 @@ def read_parts(manifest: Manifest, open_storage: OpenStorage) -> FolderParts:
         ids = {key: config[key] for key in _GENERATION_KEYS if config.get(key) is not None}
         generation = _json(ids)
     documents[GENERATION] = generation
-    return FolderParts(documents | files, dtype, "; ".join(notes))
+    return FolderParts(documents | files, dtype, model.family, "; ".join(notes))
 
 
-def _stored_llama(manifest: Manifest) -> tuple[ModelSpec, DataSpec]:
-    """The sections `model` and `data` of the built-in Llama. Raises NotExportable."""
+def _stored_text_model(manifest: Manifest) -> tuple[ModelSpec, DataSpec]:
+    """The sections `model` and `data` of a language model. Raises NotExportable."""
     training = stored_training(manifest)
     if training.get("recipe") != "pretrain":
         raise NotExportable(

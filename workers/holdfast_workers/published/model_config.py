@@ -49,6 +49,9 @@ _OF_EVERY_ROTATION = ("rope_type", "type", "rope_theta", "partial_rotary_factor"
 _WHY = {
     "quantization_config": "its weights are quantized: use the folder of the model that is not",
     "auto_map": "it names code of its own, which is never run",
+    "output_router_logits": "output_router_logits adds the routers' loss, which is not trained "
+    "with here: set it to false",
+    "is_encoder_decoder": "it has an encoder, too: only models that read a text are trained here",
 }
 
 _MOST = 2**53 - 1
@@ -71,8 +74,8 @@ class PublishedConfig:
     """Its `model_type`."""
     fields: Mapping[str, Any]
     """Of the section `model`, as in JSON: all that a configuration determines."""
-    positions: int
-    """The longest sequence that the model was made for."""
+    positions: int | None
+    """The longest sequence that the model was made for; None: it names none."""
 
 
 def read_config(document: object) -> PublishedConfig:
@@ -82,10 +85,13 @@ def read_config(document: object) -> PublishedConfig:
     family = document.get("model_type")
     if family not in FAMILIES:
         known = f"{', '.join(FAMILIES[:-1])} and {FAMILIES[-1]}"
-        raise UnfitConfig(f"model_type is {shown(family)}: the family llama is for {known}")
+        raise UnfitConfig(
+            f"model_type is {shown(family)}: the family llama is for {known}, and transformers for "
+            "others"
+        )
     _check_head(family, document.get("architectures"))
     for key, values in _WITHOUT_EFFECT.items():
-        _check_without_effect(document, key, values)
+        check_without_effect(document, key, values)
     read = _ConfigReader(document)
     layers = read.number("num_hidden_layers", _MOST_LAYERS)
     window, window_from = _window(family, read, layers)
@@ -116,7 +122,9 @@ def _check_head(family: str, architectures: object) -> None:
         )
 
 
-def _check_without_effect(document: Mapping[str, Any], key: str, values: tuple[Any, ...]) -> None:
+def check_without_effect(document: Mapping[str, Any], key: str, values: tuple[Any, ...]) -> None:
+    """Raises UnfitConfig if the key has another value than these; the first is that of one without
+    the key."""
     value = document.get(key, values[0])
     if not any(value == each and type(value) is type(each) for each in values):
         raise UnfitConfig(
@@ -192,7 +200,7 @@ def _rotation(read: _ConfigReader) -> dict[str, Any]:
             f"its rope_type {kind!r} has {shown_name(unknown[0])}, which the built-in model does "
             "not have"
         )
-    _check_without_effect(found, "partial_rotary_factor", (None, 1, 1.0))
+    check_without_effect(found, "partial_rotary_factor", (None, 1, 1.0))
     rope = _ConfigReader(found)
     theta = (rope if "rope_theta" in found else read).positive_or("rope_theta", _DEFAULT_THETA)
     if kind == "default":
@@ -209,7 +217,7 @@ def _rotation(read: _ConfigReader) -> dict[str, Any]:
         }
         # At the top, where configurations of some other families have it, it would prevail.
         length = scaling["original_sequence_length"]
-        _check_without_effect(read.document, "original_max_position_embeddings", (length,))
+        check_without_effect(read.document, "original_max_position_embeddings", (length,))
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 

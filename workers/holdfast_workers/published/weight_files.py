@@ -12,7 +12,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from holdfast_workers.published.shown_values import shown, shown_name
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 CONFIG = "config.json"
+BUFFER = ".rotary_emb.inv_freq"
+"""The end of the name of a table that files may have, and that models compute."""
 _LARGEST_JSON = 100 << 20
 """Bytes of a header, an index or a configuration, as the format limits a header."""
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -57,6 +59,18 @@ class PublishedTensor:
     @property
     def nbytes(self) -> int:
         return _ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class WantedTensors:
+    """The tensors that a model has."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """By name."""
+    aliases: Mapping[str, str]
+    """Names that files may have in place of these, or beside them."""
+    is_ignored: Callable[[str], bool]
+    """Whether the tensor of a name only repeats what the model has anyway."""
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from holdfast_workers.published.weight_set import (
     digest_of,
     read_into,
 )
+from holdfast_workers.spec import Family
 from holdfast_workers.state.rank_state import ShardBox
 
 _CHUNKS_AT_ONCE = 4
@@ -55,10 +56,12 @@ class WeightReader:
         self._files = {file.name: file for file in weights.files}
         self._on_read = on_read
 
-    def fill_parameter(self, target: Tensor, name: str, box: ShardBox) -> None:
-        """As `fill`, of a parameter of the built-in Llama, by its name there. With tied embeddings
-        there is none of the head."""
-        published = hugging_face_name(name)
+    def fill_parameter(
+        self, target: Tensor, name: str, box: ShardBox, family: Family = "llama"
+    ) -> None:
+        """As `fill`, of a parameter of a family, by its name there. With tied embeddings there is
+        none of the head."""
+        published = hugging_face_name(name) if family == "llama" else name
         tensor = self._tensors.get(published)
         if tensor is None or tensor.shape != box.global_shape:
             found = "is not there" if tensor is None else f"has the shape {tensor.shape}"

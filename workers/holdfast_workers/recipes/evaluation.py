@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast_workers.data.sample_order import Indices
 from holdfast_workers.data.token_corpus import Waiting
-from holdfast_workers.models.transformer import Transformer
+from holdfast_workers.models.transformer import BlockModel
 from holdfast_workers.parallelize.mesh import TENSOR_AXIS, data_index
 from holdfast_workers.parallelize.pipeline import has_last_stage
 from holdfast_workers.parallelize.shard import discard_step
@@ -65,7 +65,7 @@ class Evaluation:
 
     def share(
         self,
-        model: Transformer,
+        model: BlockModel,
         world: World,
         step: int,
         passes: Passes,
@@ -115,7 +115,7 @@ class Evaluation:
 
 
 @contextmanager
-def _evaluates(model: Transformer) -> Iterator[None]:
+def _evaluates(model: BlockModel) -> Iterator[None]:
     """Inside, the model computes without dropout and gradients."""
     model.eval()
     try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from holdfast_workers.models.transformer import Transformer
+from holdfast_workers.models.transformer import BlockModel, Transformer
 from holdfast_workers.parallelize.forward_stages import ForwardStages
 from holdfast_workers.parallelize.pipeline import hidden_meta
 from holdfast_workers.recipes.micro_batches import MicroBatch
@@ -22,7 +22,7 @@ The second argument is called with the number of a micro-batch before a pass of 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def passes_of_model(model: Transformer, loss: Loss) -> Passes:
+def passes_of_model(model: BlockModel, loss: Loss) -> Passes:
     """Of a model that is not divided into stages."""
 
     def passes(batches: Sequence[MicroBatch], begins: Callable[[int], None]) -> list[Tensor]:

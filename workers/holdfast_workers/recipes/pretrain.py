@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast_workers.data.sample_order import Indices, passes
 from holdfast_workers.models.llama import Llama
-from holdfast_workers.models.transformer import Transformer
+from holdfast_workers.models.transformer import BlockModel, Transformer
 from holdfast_workers.optim.gradients import clip, squared_norm
 from holdfast_workers.optim.local_optimizer import LocalOptimizer, NoPeers
 from holdfast_workers.optim.new_optimizer import local_parameter, new_optimizer
@@ -70,12 +70,13 @@ from holdfast_workers.recipes.parameter_checksum import ParameterChecksum
 from holdfast_workers.recipes.state_pieces import restart_averages, state_pieces
 from holdfast_workers.recipes.task import Task, new_task
 from holdfast_workers.spec import TrainingSpec
-from holdfast_workers.state.layout import StateLayout
+from holdfast_workers.state.layout import MODEL_PREFIX, StateLayout
 from holdfast_workers.state.rank_state import (
     RankState,
     ShardBox,
     Snapshot,
     StateMismatch,
+    StateTensor,
     local_of,
     shard_box_of,
     sharded_dimensions,
@@ -108,7 +109,7 @@ class _BuiltRecipe:
 
     world: World
     mesh: DeviceMesh | None
-    model: Transformer
+    model: BlockModel
     parameters: list[torch.nn.Parameter]
     names: list[str]
     boxes: list[ShardBox]
@@ -116,6 +117,8 @@ class _BuiltRecipe:
     optimizer: LocalOptimizer
     averages: list[Tensor]
     """Moving averages of `locals`; [] without."""
+    constants: list[StateTensor]
+    """What is saved with the parameters, though no step changes it."""
     state: RankState
     sums: GradientSums | None
     """Sums of gradients, if the model is replicated and not sharded."""
@@ -145,7 +148,7 @@ class PretrainRecipe(Recipe):
         """What `initialize` takes the parameters from; None: from the seed."""
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> BlockModel:
         """The built model, sharded over the mesh."""
         return self._require_built().model
 
@@ -217,7 +220,7 @@ class PretrainRecipe(Recipe):
             self.rebind(world)
 
     def _finish_build(
-        self, world: World, mesh: DeviceMesh | None, model: Transformer
+        self, world: World, mesh: DeviceMesh | None, model: BlockModel
     ) -> _BuiltRecipe:
         model.to_empty(device=world.device)
         model.reset_tables()
@@ -226,9 +229,13 @@ class PretrainRecipe(Recipe):
 
     def initialize(self) -> None:
         built, task = self._require_built(), self._require_task()
-        for name, box, local in zip(built.names, built.boxes, built.locals, strict=True):
+        family = self.spec.model.family
+        for name, box, local in (
+            *zip(built.names, built.boxes, built.locals, strict=True),
+            *((_own_name(each), each.box, each.tensor) for each in built.constants),
+        ):
             if self.published_weights is not None:
-                self.published_weights.fill_parameter(local, name, box)
+                self.published_weights.fill_parameter(local, name, box, family)
             elif self.spec.model.published is not None:
                 # A checkpoint has the weights. Were one not loaded, the first step would show it.
                 local.fill_(math.nan)
@@ -436,7 +443,7 @@ class PretrainRecipe(Recipe):
 
     def _new_pipeline(self, inputs: Tensor) -> Pipeline:
         built = self._require_built()
-        assert built.mesh is not None
+        assert built.mesh is not None and isinstance(built.model, Transformer)
         hidden, outputs = self._require_task().shapes(inputs)
         return Pipeline(
             built.model,
@@ -479,7 +486,7 @@ class PretrainRecipe(Recipe):
         loss, average = self._evaluated_loss, self.spec.evaluate.weights == "average"
         passes = passes_of_model(built.model, loss)
         if self._is_pipeline():
-            assert built.mesh is not None
+            assert built.mesh is not None and isinstance(built.model, Transformer)
             passes = passes_of_stages(
                 built.model, self.spec, built.mesh, self._require_task(), loss
             )
@@ -552,14 +559,14 @@ class PretrainRecipe(Recipe):
     def _mesh(self, world: World) -> DeviceMesh:
         return make_mesh(world, self.spec.detection.collective_timeout_s)
 
-    def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, Transformer]:
+    def _sharded_model(self, world: World) -> tuple[DeviceMesh | None, BlockModel]:
         task = self._require_task()
         model = task.new_model()
         mesh = self._mesh(world) if needs_mesh(world, self.spec.model) else None
         apply_parallelism(model, world, mesh, self.spec, task.head_in_blocks)
         return mesh, model
 
-    def _assemble(self, world: World, mesh: DeviceMesh | None, model: Transformer) -> _BuiltRecipe:
+    def _assemble(self, world: World, mesh: DeviceMesh | None, model: BlockModel) -> _BuiltRecipe:
         named = list(model.named_parameters())
         names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]
@@ -568,8 +575,16 @@ class PretrainRecipe(Recipe):
         ]
         locals_ = [local_of(parameter) for parameter in parameters]
         spec = self.spec.train.optimizer
+        of_blocks = {id(each) for block in model.blocks.values() for each in block.parameters()}
         optimized = [
-            local_parameter(name, local, box.global_shape, sharded_dimensions(parameter), spec)
+            local_parameter(
+                name,
+                local,
+                box.global_shape,
+                sharded_dimensions(parameter),
+                spec,
+                in_block=id(parameter) in of_blocks,
+            )
             for name, parameter, local, box in zip(names, parameters, locals_, boxes, strict=True)
         ]
         peers = NoPeers() if mesh is None else MeshPeers(world, mesh, dict(named))
@@ -581,6 +596,16 @@ class PretrainRecipe(Recipe):
             optimizer.moments,
             averages,
         )
+        constants = [
+            StateTensor(
+                f"{MODEL_PREFIX}{name}",
+                tensor,
+                shard_box_of(tensor, self._replicated_on(world, name)),
+                weight=True,
+            )
+            for name, tensor in model.constants().items()
+        ]
+        pieces += constants
         pieces += self.guard_memory.pieces(primary=world.rank == 0)
         pieces += self.evaluation_memory.pieces(primary=world.rank == 0)
         sums = None
@@ -597,6 +622,7 @@ class PretrainRecipe(Recipe):
             locals=locals_,
             optimizer=optimizer,
             averages=averages,
+            constants=constants,
             state=RankState(pieces),
             sums=sums,
             checksum=ParameterChecksum(locals_ if compared else ()),
@@ -630,6 +656,11 @@ class PretrainRecipe(Recipe):
         if self._task is None:
             raise RuntimeError("the recipe has not been prepared")
         return self._task
+
+
+def _own_name(piece: StateTensor) -> str:
+    """The model's name of a part of its state."""
+    return piece.name.removeprefix(MODEL_PREFIX)
 
 
 def _gradient(parameter: torch.nn.Parameter) -> Tensor:

@@ -21,8 +21,9 @@ from holdfast_workers.data.token_corpus import (
     Waiting,
 )
 from holdfast_workers.models import llama_parameters, vit_parameters
+from holdfast_workers.models.library_model import UnfitModel, new_library_model
 from holdfast_workers.models.llama import Llama
-from holdfast_workers.models.transformer import Transformer, initial_values
+from holdfast_workers.models.transformer import BlockModel, initial_values
 from holdfast_workers.models.vit import VisionTransformer
 from holdfast_workers.published.weight_files import UnfitWeights
 from holdfast_workers.spec import TrainingSpec
@@ -36,16 +37,16 @@ class Task(ABC):
     """At most; see `targets_of`."""
     tokens_per_sample: int
     """Positions of the sequence that a sample is in the model."""
-    parameters: int
-    """Number of parameters of the whole model."""
-    head_in_blocks: float
+    parameters: int | None = None
+    """Number of parameters of the whole model; None: the work for a token is not known."""
+    head_in_blocks: float = 0.0
     """The work of the model's head, as a number of blocks."""
 
     def __init__(self, spec: TrainingSpec) -> None:
         self._spec = spec
 
     @abstractmethod
-    def new_model(self) -> Transformer:
+    def new_model(self) -> BlockModel:
         """The whole model on the meta device."""
 
     def initial_values(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -79,21 +80,35 @@ class Task(ABC):
 
 
 class _TextTask(Task):
-    """The next token of a text, at every position: the family `llama`. A sample has
-    `sequence_length` targets."""
+    """The next token of a text, at every position: the families `llama` and `transformers`. A
+    sample has `sequence_length` targets."""
 
     def __init__(self, spec: TrainingSpec, tokens: int) -> None:
         """`tokens`: the number of those that the tokenizer has."""
         super().__init__(spec)
         self._vocabulary = vocabulary = spec.model.vocabulary or tokens
         self.targets_per_sample = self.tokens_per_sample = spec.model.sequence_length
+        if spec.model.family == "transformers":
+            self._check_groups()
+            return
         shapes = llama_parameters.parameter_shapes(spec.model, vocabulary)
         self.parameters = sum(prod(shape) for shape in shapes.values())
         self.head_in_blocks = llama_parameters.head_in_blocks(spec.model, vocabulary)
 
-    def new_model(self) -> Llama:
+    def new_model(self) -> BlockModel:
+        published = self._spec.model.published
+        if self._spec.model.family == "transformers":
+            assert published is not None and published.config is not None
+            return new_library_model(published.config)
         with torch.device("meta"):
             return Llama(self._spec.model, self._vocabulary)
+
+    def _check_groups(self) -> None:
+        """Raises UnfitModel if no parameter belongs to a group of the optimizer."""
+        optimizer = self._spec.train.optimizer
+        names = [name for name, _ in self.new_model().named_parameters()]
+        for group in optimizer.groups_without(names):
+            raise UnfitModel(optimizer.describe_unused(group, names))
 
     def stand_in(self) -> tuple[Tensor, Tensor]:
         shape = (self._spec.train.micro_batch, self._spec.model.sequence_length)
@@ -195,7 +210,7 @@ class ImageTask(Task):
 
 def new_task(spec: TrainingSpec, cache_dir: Path, waiting: Waiting, on_window: OnWindow) -> Task:
     """The task of a spec; `waiting`: for waits for data, here and in `batch`; `on_window`: for each
-    window, if its data is fetched meanwhile. Raises CorpusError, UnfitWeights."""
+    window, if its data is fetched meanwhile. Raises CorpusError, UnfitWeights, UnfitModel."""
     if not spec.model.has_sizes:
         raise UnfitWeights(
             "model.from is not prepared: the server does so for a job that it starts; elsewhere, "

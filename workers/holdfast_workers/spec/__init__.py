@@ -23,6 +23,7 @@ from holdfast_workers.spec.fields import Every, NonNegative, Positive, Reference
 from holdfast_workers.spec.model import (
     OF_PUBLISHED,
     ActivationCheckpointing,
+    ComputeDtype,
     Family,
     ImageSizes,
     ModelSpec,
@@ -81,6 +82,7 @@ __all__ = [
     "ActivationCheckpointing",
     "CheckpointSpec",
     "ChecksSpec",
+    "ComputeDtype",
     "ContextMethod",
     "DataSpec",
     "Decay",

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -37,8 +37,9 @@ class RopeScalingSpec(Section):
     )
 
 
-Family = Literal["llama", "vit"]
+Family = Literal["llama", "vit", "transformers"]
 WeightDtype = Literal["float32", "float16", "bfloat16"]
+ComputeDtype = Literal["float32", "bfloat16"]
 
 
 Folder = Annotated[
@@ -62,7 +63,15 @@ class PublishedSpec(Section):
     dtype: WeightDtype | None = Field(
         default=None, description="Of all weights; null: they have several."
     )
-    positions: Positive = Field(description="The longest sequence that the model was made for.")
+    positions: Positive | None = Field(
+        description="The longest sequence that the model was made for; null: its configuration "
+        "names none."
+    )
+    config: dict[str, Any] | None = Field(
+        default=None,
+        description="Of the family transformers: the folder's config.json, which the model is "
+        "built from.",
+    )
     sizes: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = Field(
         default=None,
         description="Digest of the sizes of the model, which are those of the folder. null: ranks "
@@ -76,9 +85,10 @@ class ModelSpec(Section):
     source: Folder | None = Field(
         default=None,
         alias="from",
-        description="llama: the folder of a published model (Llama, Mistral, Qwen2 or Qwen3, in "
-        "Hugging Face's format), which every node can read. The sizes of the model are those of "
-        "its config.json, and the first weights those of its safetensors. null: random weights.",
+        description="The folder of a published model in Hugging Face's format, which every node "
+        "can read: for llama a Llama, Mistral, Qwen2 or Qwen3. The sizes of the model are those of "
+        "its config.json, and the first weights those of its safetensors. null: random weights, "
+        "but for transformers, which needs a folder.",
     )
     published: PublishedSpec | None = Field(
         default=None,
@@ -87,7 +97,8 @@ class ModelSpec(Section):
     family: Family = Field(
         default="llama",
         description="llama: a language model, of bytes of text. vit: a Vision Transformer, which "
-        "classifies images.",
+        "classifies images. transformers: the language model of `from`, as the library "
+        "transformers computes it, on the data-parallel axes.",
     )
     dim: Positive = 128
     layers: Annotated[int, Field(ge=1, le=10_000)] = 4
@@ -143,7 +154,7 @@ class ModelSpec(Section):
         default=False, description="Whether the head uses the embedding's weight."
     )
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    dtype: Literal["float32", "bfloat16"] = Field(
+    dtype: ComputeDtype = Field(
         default="float32", description="Compute dtype. Parameters are stored in float32."
     )
     compile: bool = False
@@ -165,6 +176,8 @@ class ModelSpec(Section):
     def sizes_digest(self) -> str:
         """Digest (SHA-256, its first 128 bits) of all that a published configuration determines."""
         sizes = self.model_dump(mode="json", include={*OF_PUBLISHED})
+        if self.published is not None and self.published.config is not None:
+            sizes["config"] = self.published.config
         return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
@@ -182,7 +195,7 @@ class ModelSpec(Section):
     @property
     def positions(self) -> int:
         """Length of the sequence that the blocks get: tokens of a text, or patches of an image."""
-        if self.family == "llama":
+        if self.family != "vit":
             return self.sequence_length
         images = self.images
         return (images.image_size // images.patch_size) ** 2

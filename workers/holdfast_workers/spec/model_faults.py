@@ -72,7 +72,7 @@ def model_faults(spec: TrainingSpec) -> list[SpecFault]:
     if parallel.cp > 1:
         for why in _why_not_cp(model, parallel):
             add("parallel.cp", why, *_BESIDE_CP)
-    return [*faults, *(_llama_faults(spec) if model.family == "llama" else _vit_faults(spec))]
+    return [*faults, *(_vit_faults(spec) if model.family == "vit" else _text_faults(spec))]
 
 
 def _tensor_faults(spec: TrainingSpec) -> list[SpecFault]:
@@ -159,7 +159,7 @@ def _pipeline_faults(spec: TrainingSpec) -> list[SpecFault]:
     return faults
 
 
-def _llama_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
+def _text_faults(spec: TrainingSpec) -> Iterator[SpecFault]:
     model, parallel = spec.model, spec.parallel
     tokens = spec.data.vocabulary
     if model.vocabulary is not None and tokens is not None and model.vocabulary < tokens:

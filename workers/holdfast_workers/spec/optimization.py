@@ -6,7 +6,7 @@ a fault: nothing that a user writes is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
@@ -121,6 +121,24 @@ class OptimizerSpec(Section):
         """The group that the parameter of this name belongs to; None: to none."""
         matching = (group for group in self.groups if fnmatchcase(parameter, group.match))
         return next(matching, None)
+
+    def groups_without(self, parameters: Iterable[str]) -> list[ParameterGroupSpec]:
+        """The groups to which none of these belongs."""
+        found: set[int] = set()
+        for name in parameters:
+            found.add(id(self.group_of(name)))
+            if found.issuperset(map(id, self.groups)):
+                return []
+        return [group for group in self.groups if id(group) not in found]
+
+    @staticmethod
+    def describe_unused(group: ParameterGroupSpec, parameters: Sequence[str]) -> str:
+        """Why a group to which none of the parameters belongs is refused."""
+        return (
+            f"no parameter belongs to the group {group.match!r}: names are such as "
+            f"{parameters[0]} and {parameters[-1]}, and a parameter belongs to the first group "
+            "that matches"
+        )
 
 
 class ScheduleSpec(Section):

@@ -26,6 +26,7 @@ from holdfast_workers.ipc import control_channel
 from holdfast_workers.memory.background_copy import WaitBudget
 from holdfast_workers.memory.segment import Segment, SegmentError
 from holdfast_workers.memory.segment_store import mesh_tag
+from holdfast_workers.models.library_model import UnfitModel
 from holdfast_workers.parallelize import process_groups
 from holdfast_workers.protocol.findings import TripReport
 from holdfast_workers.protocol.messages import (
@@ -610,6 +611,7 @@ _KINDS: dict[type[Exception] | tuple[type[Exception], ...], ErrorKind] = {
     DataUnavailable: ErrorKind.DATA,
     NonFiniteStep: ErrorKind.NOT_FINITE,
     CorruptionFound: ErrorKind.CORRUPTION,
+    UnfitModel: ErrorKind.USER,
 }
 """The first matching entry counts."""
 

@@ -70,9 +70,11 @@ def load_initial_state(
 
 def knows_all_weights(spec: TrainingSpec, mesh: Mapping[str, int]) -> bool:
     """Whether each rank's layout names all weights, so that a rank can tell which ones of
-    a checkpoint its job lacks. A function registers the same modules on all ranks; the ranks of a
-    recipe may differ (the service compares the built-in models), and those of a pipeline do."""
-    return spec.function_name is not None and mesh.get(PIPELINE_AXIS, 1) == 1
+    a checkpoint its job lacks. A function registers the same modules on all ranks, and so does a
+    model of a library; the ranks of a recipe may differ (the service compares the built-in models),
+    and those of a pipeline do."""
+    is_library = spec.model.family == "transformers"
+    return (spec.function_name is not None or is_library) and mesh.get(PIPELINE_AXIS, 1) == 1
 
 
 def _part(whole: StateLayout, restore: Restore) -> StateLayout:
