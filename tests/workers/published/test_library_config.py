@@ -56,6 +56,31 @@ def test_a_model_without_positions_has_no_longest_sequence(tmp_path: Path) -> No
     assert read_folder(tmp_path, "transformers").config.positions is None
 
 
+@pytest.mark.parametrize("is_tagged", [True, False])
+def test_numbers_that_json_lacks_are_read_and_kept_as_the_library_writes_them(
+    tmp_path: Path, is_tagged: bool
+) -> None:
+    tag = {"__float__": "Infinity"}
+    config = {"model_type": "mamba2", **SIZES, "num_heads": 8, "head_dim": 8, "state_size": 8}
+    config |= {"n_groups": 1, "chunk_size": 8, "time_step_limit": [0.0, tag]}
+    write_folder(tmp_path, config, parameters_of(config))
+    if not is_tagged:
+        file = tmp_path / "config.json"
+        file.write_text(file.read_text().replace(json.dumps(tag), "Infinity"))
+    kept = dict(read_folder(tmp_path, "transformers").document)
+    assert kept == config
+    model: Any = new_library_model(kept)
+    assert model.config.time_step_limit == [0.0, float("inf")]
+
+
+def test_a_number_beyond_every_float_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, config := document("gpt2", notes=[7.5]), parameters_of(config))
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace("7.5", "1e999"))
+    with pytest.raises(UnfitConfig, match="it has a number that is too large for a float"):
+        read_folder(tmp_path, "transformers")
+
+
 def test_tables_have_the_values_of_the_library() -> None:
     import transformers
 

@@ -10,8 +10,8 @@ Code that a folder brings is never run, and nothing is downloaded.
 
 from __future__ import annotations
 
-import copy
 import importlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +29,8 @@ _OF_A_RUN = (
     *("_experts_implementation", "dtype", "torch_dtype", "use_kernels"),
 )
 """Keys that say how the model was computed where it was saved. Some name code of a hub."""
+_TAG = "__float__"
+"""The only key of an object that stands for a number that JSON lacks, as the library writes it."""
 _LARGE_BYTES = 16 << 20
 """Of a tensor for which there should be no memory while a model is built."""
 _MOST_SAID = 300
@@ -74,15 +76,14 @@ def new_library_model(document: Mapping[str, Any]) -> LibraryModel:
     """The model of a `config.json`, with parameters in float32 on the meta device. Raises
     UnfitModel."""
     library = _library()
-    config = copy.deepcopy({key: document[key] for key in document if key not in _OF_A_RUN})
-    kind = config.get("model_type")
+    kind = document.get("model_type")
     if not isinstance(kind, str) or kind not in library.CONFIG_MAPPING:
         raise UnfitModel(f"transformers {library.__version__} has no model_type {str(kind)[:80]!r}")
     with torch.random.fork_rng([]), _parameters_on_meta():
         torch.manual_seed(0)  # of buffers that begin with random numbers
         try:
             model = library.AutoModelForCausalLM.from_config(
-                library.CONFIG_MAPPING[kind].from_dict(config),
+                library.CONFIG_MAPPING[kind].from_dict(_untagged(document)),
                 trust_remote_code=False,
                 dtype=torch.float32,
             )
@@ -91,6 +92,18 @@ def new_library_model(document: Mapping[str, Any]) -> LibraryModel:
                 f"transformers {library.__version__} cannot build it: {said(error)}"
             ) from error
     return _adapted(model)
+
+
+def _untagged(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with what determines the model, and with numbers in place of tags. Raises
+    ValueError."""
+    found = {key: document[key] for key in document if key not in _OF_A_RUN}
+    copied: dict[str, Any] = json.loads(json.dumps(found), object_hook=_number_of_tag)
+    return copied
+
+
+def _number_of_tag(found: dict[str, Any]) -> Any:
+    return float(found[_TAG]) if found.keys() == {_TAG} else found
 
 
 def said(error: BaseException) -> str:

@@ -39,7 +39,11 @@ def read_library_config(
     """Raises UnfitConfig."""
     if not isinstance(document, Mapping):
         raise UnfitConfig("it is not an object of JSON")
-    if len(json.dumps(document)) > _LARGEST_CONFIG:
+    try:
+        nbytes = len(json.dumps(document, allow_nan=False))
+    except ValueError as error:
+        raise UnfitConfig("it has a number that is too large for a float") from error
+    if nbytes > _LARGEST_CONFIG:
         raise UnfitConfig(f"it is larger than {_LARGEST_CONFIG} bytes")
     for key, values in _WITHOUT_EFFECT.items():
         check_without_effect(document, key, values)

@@ -26,6 +26,8 @@ SINGLE = "model.safetensors"
 CONFIG = "config.json"
 BUFFER = ".rotary_emb.inv_freq"
 """The end of the name of a table that files may have, and that models compute."""
+_TAG = "__float__"
+"""The only key of an object that stands for Infinity, -Infinity or NaN, which is its value."""
 _LARGEST_JSON = 100 << 20
 """Bytes of a header, an index or a configuration, as the format limits a header."""
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -231,9 +233,12 @@ def _whole_numbers(values: Any) -> tuple[int, ...]:
 
 
 def _parsed(text: bytes, complaint: str) -> Any:
-    """Raises UnfitWeights, also if an object of the text has a name twice."""
+    """Numbers that JSON lacks are tagged, as transformers does. Raises UnfitWeights, also if an
+    object of the text has a name twice."""
     try:
-        return json.loads(text, object_pairs_hook=_with_unique_names)
+        return json.loads(
+            text, object_pairs_hook=_with_unique_names, parse_constant=lambda name: {_TAG: name}
+        )
     except (ValueError, RecursionError) as error:  # also of bytes that are no text
         raise UnfitWeights(f"{complaint}: {error}") from error
 
